@@ -22,9 +22,8 @@ def keep_compiled() -> None:
     if own is not None or (asked or "").lower() in ("off", "0", "no", "false"):
         return
     try:
-        folder = (
-            Path(asked).expanduser() if asked else _cache_folder() / "lutjax" / "compiled"
-        ) / _processor()
+        root = Path(asked).expanduser() if asked else _cache_folder() / "lutjax" / "compiled"
+        folder = root / _processor()
         # Cached programs are executed when loaded, so only the owner may write here.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_room(folder)
@@ -34,9 +33,11 @@ def keep_compiled() -> None:
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update(
-            "jax_persistent_cache_min_compile_time_secs", 0
-        )  # commands start with many small programs
+        # Commands start with many small programs.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+_INSTRUCTIONS = ("flags", "features")  # of /proc/cpuinfo on x86 and Arm
 
 
 def _cache_folder() -> Path:
@@ -51,13 +52,12 @@ def _processor() -> str:
     """Return a processor name for the cache key, because machines may share a home directory."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-        found = next(
-            (line for line in lines if line.split(":")[0].strip().lower() in ("flags", "features")),
-            "",
-        )
+        # The instruction set decides the code of XLA's programs, also on processors of one name.
+        named = (line for line in lines if line.split(":")[0].strip().lower() in _INSTRUCTIONS)
+        features = next(named, "")
     except OSError:
-        found = platform.processor()
-    return f"{platform.machine() or 'unknown'}-{hashlib.sha256(found.encode()).hexdigest()[:8]}"
+        features = platform.processor()
+    return f"{platform.machine() or 'unknown'}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
 
 
 def _make_room(folder: Path) -> None:

@@ -16,6 +16,13 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED|Out of memory"
 """Pattern for XLA's out-of-memory errors."""
 
 
+_EXPLAINED = (
+    FolderError, OSError, MemoryError, RuntimeError, AssertionError, FloatingPointError,
+    OverflowError,
+)  # fmt: skip
+"""Types of errors for which `explain` may have a message; JAX raises an AssertionError for some."""
+
+
 class Commands(click.Group):
     """Command group with one-line errors and a nonzero status for machine or run failures."""
 
@@ -41,15 +48,7 @@ class Commands(click.Group):
             if message is None:
                 raise
             raise click.ClickException(message) from error
-        except (
-            FolderError,
-            OSError,
-            MemoryError,
-            RuntimeError,
-            AssertionError,
-            FloatingPointError,
-            OverflowError,
-        ) as error:
+        except _EXPLAINED as error:
             message = explain(error, training=ctx.invoked_subcommand == "train")
             if message is None:
                 raise
@@ -67,18 +66,19 @@ def explain(error: BaseException, *, training: bool) -> str | None:
     if isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and re.search(OUT_OF_MEMORY, str(error))
     ):
+        # Its own message names the remedy. Not imported yet, it cannot have raised the error.
         if isinstance(error, MemoryError) and "lutjax.tables.host" in sys.modules:
             from lutjax.tables.host import HostMemoryError
 
             if isinstance(error, HostMemoryError):
                 return str(error)
         where = "this machine" if isinstance(error, MemoryError) else "the device"
-        advice = (
-            "Checkpoints are intact: continue with --resume on a machine with more memory, "
-            "or start in another folder with a smaller --batch-size or model."
-            if training
-            else "Choose smaller sizes."
-        )
+        advice = "Choose smaller sizes."
+        if training:
+            advice = (
+                "Checkpoints are intact: continue with --resume on a machine with more memory, "
+                "or start in another folder with a smaller --batch-size or model."
+            )
         return f"{where} is out of memory. {advice}"
     if isinstance(error, OSError):
         return _explain_os_error(error, training)

@@ -57,7 +57,9 @@ class Command(click.Command):
         self, ctx: click.Context, everything: bool = True
     ) -> dict[str, list[click.Option]]:
         """Return the visible options by heading; `everything` adds the headings of `--help-all`."""
-        found: dict[str, list[click.Option]] = {heading: [] for heading in self._headings.values()}
+        by_heading: dict[str, list[click.Option]] = {
+            heading: [] for heading in self._headings.values()
+        }
         order = {name: place for place, name in enumerate(self._headings)}
         for option in sorted(
             self.get_params(ctx), key=lambda param: order.get(str(param.name), len(order))
@@ -67,8 +69,8 @@ class Command(click.Command):
                     option, everything
                 )
                 if heading:
-                    found.setdefault(heading, []).append(option)
-        return {heading: options for heading, options in found.items() if options}
+                    by_heading.setdefault(heading, []).append(option)
+        return {heading: options for heading, options in by_heading.items() if options}
 
     def fallback_heading(self, option: click.Option, everything: bool) -> str | None:
         """Return the heading for an option missing in `sections`; None hides it."""
@@ -90,9 +92,8 @@ class Command(click.Command):
 def _record(option: click.Option, ctx: click.Context) -> tuple[str, str]:
     """Return an option's names and help text."""
     names, text = option.get_help_record(ctx) or ("", "")
-    return re.sub(r"--(\S+) / --no-\1$", r"--[no-]\1", names), text.removesuffix(
-        "[default: none]"
-    ).rstrip()
+    names = re.sub(r"--(\S+) / --no-\1$", r"--[no-]\1", names)
+    return names, text.removesuffix("[default: none]").rstrip()
 
 
 SHOW_ALL = f"{__name__}.all"
@@ -135,7 +136,7 @@ class FieldsCommand(Command):
         )
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        if self._fields is None:
+        if self._fields is None:  # on first use, since importing the configs takes time
             self._fields = _options_of(self._configs())
             for option in self._fields:
                 if option.models and option.name in self._headings:
@@ -151,6 +152,7 @@ class FieldsCommand(Command):
         return super().fallback_heading(option, everything)
 
     def invoke(self, ctx: click.Context) -> Any:
+        # Defaults stay in the configs: a preset or recipe may have others.
         values = {option.name: ctx.params.pop(option.name) for option in self._fields or ()}
         ctx.params["fields"] = {name: value for name, value in values.items() if value is not None}
         names = [str(param.name) for param in self.get_params(ctx)]
@@ -219,7 +221,7 @@ def replace_fields(text: str, fields: Iterable[str]) -> str:
 
 
 def _options_of(configs: "Configs") -> list[FieldOption]:
-    found: dict[str, FieldOption] = {}
+    options: dict[str, FieldOption] = {}
     models: Any = configs.models or {None: None}
     headings = ("Model", "Optimization", "Checkpoints and reports")
     for config, heading in zip(
@@ -233,19 +235,16 @@ def _options_of(configs: "Configs") -> list[FieldOption]:
             having = {
                 m: own for m, own in of_model.items() if field.name in own.__dataclass_fields__
             }
-            if field.name not in found:
-                option = found[field.name] = _option(configs, having, field.name)
+            if field.name not in options:
+                option = options[field.name] = _option(configs, having, field.name)
                 option.models = () if len(having) == len(of_model) else tuple(having)
-                option.heading = (
-                    f"{heading}, {option.models[0]} only"
-                    if option.models
-                    else f"{heading}, advanced"
-                )
-    of_several_words = [name for name in found if "_" in name]
-    for option in found.values():
+                kind = f"{option.models[0]} only" if option.models else "advanced"
+                option.heading = f"{heading}, {kind}"
+    of_several_words = [name for name in options if "_" in name]
+    for option in options.values():
         option.help = replace_fields(option.help or "", of_several_words)
         option.details = replace_fields(option.details, of_several_words)
-    return list(found.values())
+    return list(options.values())
 
 
 def _option(configs: "Configs", having: Mapping[Any, Any], name: str) -> FieldOption:
@@ -257,12 +256,10 @@ def _option(configs: "Configs", having: Mapping[Any, Any], name: str) -> FieldOp
     text = ""
     for one in reversed(first.__mro__):  # inherit documentation from base classes
         text = _attributes(one.__doc__ or "").get(name, text)
-    defaults = {
-        model: _format_default(
-            name, configs.preset(model).get(name, config.__dataclass_fields__[name].default)
-        )
-        for model, config in having.items()
-    }
+    defaults = {}
+    for model, config in having.items():
+        own = config.__dataclass_fields__[name].default
+        defaults[model] = _format_default(name, configs.preset(model).get(name, own))
     usual, *_ = defaults.values()
     others = [f"{model}: {value or 'none'}" for model, value in defaults.items() if value != usual]
     summary = text.split(". ")[0].rstrip(".")
@@ -338,11 +335,8 @@ def _in_range(
             for bound in (kind.min, kind.max)
         )
         rule = f"above {least}" if kind.min_open else f"at least {least}"
-        kind.fail(
-            f"{number}; it must be {rule}{'' if kind.max is None else f' and at most {most}'}.",
-            param,
-            ctx,
-        )
+        rule += "" if kind.max is None else f" and at most {most}"
+        kind.fail(f"{number}; it must be {rule}.", param, ctx)
     return number
 
 
@@ -353,10 +347,10 @@ class Integers(click.ParamType):
         return "N,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):  # a default
+            return value
         try:
-            return (
-                value if isinstance(value, tuple) else tuple(int(word) for word in value.split(","))
-            )
+            return tuple(int(word) for word in value.split(","))
         except ValueError:
             self.fail(
                 f"{value!r} is not a list of comma-separated integers, such as 200,100.", param, ctx
@@ -369,8 +363,8 @@ class IntegerOrIntegers(Integers):
     name = "integer or integers"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        return found[0] if isinstance(value, str) and len(found) == 1 else found
+        integers = super().convert(value, param, ctx)
+        return integers[0] if isinstance(value, str) and len(integers) == 1 else integers
 
 
 def _attributes(docstring: str) -> dict[str, str]:

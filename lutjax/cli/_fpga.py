@@ -76,32 +76,29 @@ def fpga(
         raise click.ClickException(
             "lutjax fpga needs Yosys, which is not installed: pip install pyosys"
         )
-    given = _read(folder, reporting.FAMILIES[family].lut)
+    source = _read(folder, reporting.FAMILIES[family].lut)
     target = out or folder.absolute().with_name(f"{folder.absolute().name}_{family}.json")
     if target.is_dir():
         raise click.UsageError(f"--out is {target}, a folder; a report is a file.")
+    registers = source.registers if registers is None else registers
     with progress("mapping") as doing:
         try:
-            found = reporting.report(
-                given.circuit,
-                family,
-                registers=given.registers if registers is None else registers,
-                progress=doing,
-                **settings,
+            resources = reporting.report(
+                source.circuit, family, registers=registers, progress=doing, **settings
             )
         except (RuntimeError, TimeoutError) as error:
             raise click.ClickException(str(error)) from error
-    target.write_text(found.to_json())
-    click.echo(str(found))
-    if not given.exported:
+    target.write_text(resources.to_json())
+    click.echo(str(resources))
+    if not source.exported:
         lut = reporting.FAMILIES[family].lut
         click.echo(
             f"gates are tables of up to {lut} inputs, as lutjax export --lut {lut} writes them; "
             "an export without --lut has other gates"
         )
     click.echo(f"Wrote {target}")
-    if settings["layout"] is not None and found.total.unplaced:
-        click.echo(f"No layout written: {found.total.unplaced}", err=True)
+    if settings["layout"] is not None and resources.total.unplaced:
+        click.echo(f"No layout written: {resources.total.unplaced}", err=True)
 
 
 def _write_project(folder: Path, board: str, registers: int | None, out: Path | None) -> None:
@@ -112,22 +109,18 @@ def _write_project(folder: Path, board: str, registers: int | None, out: Path | 
     target = out or place.with_name(f"{place.name}_{board}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FolderError(f"{target} already exists; move it or choose another --out.")
-    given = _read(folder, reporting.FAMILIES[boards.BOARDS[board].family].lut)
+    source = _read(folder, reporting.FAMILIES[boards.BOARDS[board].family].lut)
+    registers = source.registers if registers is None else registers
     try:
-        files = boards.write(
-            given.circuit,
-            given.name,
-            board,
-            given.vectors(),
-            registers=given.registers if registers is None else registers,
-        )
+        arguments = (source.circuit, source.name, board, source.vectors())
+        files = boards.write(*arguments, registers=registers)
     except ValueError as error:
         raise FolderError(f"{folder} cannot be put on a board: {error}") from error
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replace_folder(target.resolve()) as made:
-        made.mkdir()
+    with replace_folder(target.resolve()) as temporary:
+        temporary.mkdir()
         for name, text in files.items():
-            (made / name).write_text(text, encoding="utf-8")
+            (temporary / name).write_text(text, encoding="utf-8")
     for name, text in files.items():
         click.echo(f"  {name:<20}  {len(text):>11,} bytes")
     click.echo(f"Wrote {target}. Build and load the bitstream with:\n  make -C {target} program")

@@ -119,10 +119,9 @@ def _generate(
         raise click.UsageError(
             f"{folder} is a bundle, which is read on one device; leave --mesh out."
         )
-    waits = (
-        not prompts and str(prompt_file or "-") == "-"
-    )  # validate the run before waiting for typed input
-    found = [] if waits else hosts.call_in_first(lambda: _prompts(prompts, prompt_file))
+    # Validate the run before waiting for typed input.
+    waits = not prompts and str(prompt_file or "-") == "-"
+    starts = [] if waits else hosts.call_in_first(lambda: _prompts(prompts, prompt_file))
     if hosts.count() > 1:
         if integers is not None:
             raise click.UsageError("--integers runs on one device; start one process.")
@@ -135,8 +134,8 @@ def _generate(
     else:
         step, record = runs.read(folder, lm_runs.Record, on_damage=_say_error)
     if waits:
-        found = hosts.call_in_first(lambda: _prompts(prompts, prompt_file))
-    texts = [(text, seed + k) for text in found for k in range(samples)]
+        starts = hosts.call_in_first(lambda: _prompts(prompts, prompt_file))
+    texts = [(text, seed + k) for text in starts for k in range(samples)]
     try:
         model = model or lm_runs.language_model(folder, step, record, mesh)
     except RunError:
@@ -172,11 +171,11 @@ def _generate(
         _say_error(f"{'' if ends_line else chr(10)}{rate:,.0f} bytes a second.")
 
 
-def _prompts(given: Sequence[str], file: Path | None) -> list[bytes]:
-    if given and file is not None:
+def _prompts(texts: Sequence[str], file: Path | None) -> list[bytes]:
+    if texts and file is not None:
         raise click.UsageError("give --prompt or --prompt-file, not both.")
-    if given:
-        found, hint = [text.encode(errors="surrogateescape") for text in given], "--prompt"
+    if texts:
+        starts, hint = [text.encode(errors="surrogateescape") for text in texts], "--prompt"
     elif file is None and sys.stdin.isatty():
         raise click.UsageError(
             "give a text to continue: --prompt, --prompt-file, or the standard input."
@@ -185,10 +184,10 @@ def _prompts(given: Sequence[str], file: Path | None) -> list[bytes]:
         source = Path("-") if file is None else file
         hint = "the standard input" if str(source) == "-" else f"--prompt-file {source}"
         with click.open_file(str(source), "rb") as opened:
-            found = [opened.read()]
-    if not all(found):
+            starts = [opened.read()]
+    if not all(starts):
         raise parameter_error(hint, "it is empty; give at least one byte to continue.")
-    return found
+    return starts
 
 
 def _continuations(
@@ -221,6 +220,7 @@ def _write(
     terminal = first and sys.stdout.isatty()
     last = b""
     for (prompt, _), parts in zip(texts, continuations, strict=True):
+        # Incremental: a part may end within a character.
         decode = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode
 
         def write(part: bytes, final: bool = False, decode: Any = decode) -> None:

@@ -29,9 +29,6 @@ def restart_with_huge_pages() -> None:
         raise click.UsageError("--huge-pages works on Linux only; leave it out.")
     tunables = f"{tunables}:{_TUNABLE}" if tunables else _TUNABLE
     click.echo(f"Restarting with GLIBC_TUNABLES={tunables}", err=True)
-    sys.stdout.flush()
-    os.execve(
-        sys.executable,
-        [sys.executable, "-m", "lutjax", *sys.argv[1:]],
-        {**os.environ, "GLIBC_TUNABLES": tunables},
-    )
+    sys.stdout.flush()  # execve discards buffered output
+    words = [sys.executable, "-m", "lutjax", *sys.argv[1:]]
+    os.execve(sys.executable, words, {**os.environ, "GLIBC_TUNABLES": tunables})

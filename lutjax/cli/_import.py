@@ -12,21 +12,13 @@ from lutjax.models._fields import MOST, MOST_INT
 _CLASSIFIERS = ("torchlogix", "difflogic", "torch-dwn")
 _MEMORIES = ("engram", "ple", "longcat")
 _SIZES = ("padding", "pool", "pool_padding")
+_TORCHLOGIX = (
+    "parameterization", "temperature", "binarization", "binarization_temperature", "image",
+    *_SIZES,
+)  # fmt: skip
 _IS_FOR = {
     **dict.fromkeys(("classes", "tau", "bits"), _CLASSIFIERS),
-    **dict.fromkeys(
-        (
-            *(
-                "parameterization",
-                "temperature",
-                "binarization",
-                "binarization_temperature",
-                "image",
-            ),
-            *_SIZES,
-        ),
-        ("torchlogix",),
-    ),
+    **dict.fromkeys(_TORCHLOGIX, ("torchlogix",)),
     **dict.fromkeys(("context", "attention", "shared_positions"), ("spiky",)),
     "layer": ("engram", "ple"),
     "tokenizer": ("engram",),
@@ -129,14 +121,14 @@ def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
     import lutjax
     from lutjax.convert._packages import PACKAGES
 
-    given = {name: value for name, value in options.items() if value is not None}
-    for name in given:
+    arguments = {name: value for name, value in options.items() if value is not None}
+    for name in arguments:
         if package not in _IS_FOR[name]:
             raise click.UsageError(
                 f"{flag_of(name)} is for --from {', '.join(_IS_FOR[name])}; leave it out."
             )
     if package in _MEMORIES:
-        record = lutjax.convert.convert_memory(file, folder, family=package, **given)
+        record = lutjax.convert.convert_memory(file, folder, family=package, **arguments)
         rows, width = record["base"]["rows"], record["base"]["width"]
         click.echo(
             f"Converted a memory of {rows:,} rows with {width} elements to {folder}. "
@@ -144,16 +136,16 @@ def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
         )
         return
     needed = "context" if package == "spiky" else "classes"
-    if needed not in given:
+    if needed not in arguments:
         raise click.UsageError(f"Missing option '{flag_of(needed)}', which --from {package} needs.")
-    sizes = {name: given.pop(name) for name in _SIZES if name in given}
-    if "image" in given:
-        given["image"] = lutjax.convert.Image(given["image"], **sizes)
+    sizes = {name: arguments.pop(name) for name in _SIZES if name in arguments}
+    if "image" in arguments:
+        arguments["image"] = lutjax.convert.Image(arguments["image"], **sizes)
     elif sizes:
         raise click.UsageError(f"{flag_of(min(sizes))} is for images; give their size: --image.")
     names = {"classes": "n_classes", "bits": "n_inputs"}
-    given = {names.get(name, name): value for name, value in given.items()}
-    model = PACKAGES[package](lutjax.convert.read(file), **given)
+    arguments = {names.get(name, name): value for name, value in arguments.items()}
+    model = PACKAGES[package](lutjax.convert.read(file), **arguments)
     lutjax.save(model, folder)
     click.echo(
         f"Converted {_describe_model(model)} to {folder}. "
@@ -172,9 +164,6 @@ def _describe_model(model: Any) -> str:
         )
     layers = " + ".join(map(str, config.layers))
     if isinstance(model, LogicTreeNet):
-        trees = " + ".join(map(str, config.kernels))
-        return (
-            f"{trees} trees and {layers} {config.tables} over "
-            f"{' x '.join(map(str, config.in_shape))} numbers"
-        )
+        trees, shape = " + ".join(map(str, config.kernels)), " x ".join(map(str, config.in_shape))
+        return f"{trees} trees and {layers} {config.tables} over {shape} numbers"
     return f"{layers} {config.kind} over {config.in_features} numbers"

@@ -19,9 +19,9 @@ def info(run: Path, as_json: bool) -> None:
     """
     from lutjax.training import about
 
-    found = about.facts(run, on_damage=echo_error)
+    facts = about.facts(run, on_damage=echo_error)
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(facts, indent=1))
         return
-    for line in about.lines(found):
+    for line in about.lines(facts):
         click.echo(line)

@@ -38,19 +38,9 @@ def train() -> None:
 
 for command in (ca, classify, digits, lm):
     train.add_command(command)
-for command in (
-    generate,
-    quantize,
-    predict,
-    info,
-    save,
-    import_,
-    serve,
-    export,
-    verify,
-    prove,
-    fpga,
-):
+for command in (generate, quantize, predict, info, save, import_, serve):
+    cli.add_command(command)
+for command in (export, verify, prove, fpga):
     cli.add_command(command)
 for command in (bench, status, explain, tune):
     cli.add_command(command)

@@ -1,5 +1,6 @@
 """``lutjax predict``: classes and votes for new rows or images."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from lutjax.cli._flags import FILE, PATH, Command, echo_error, parameter_error
 @click.option(
     "--target",
     help=(
-        "Column, or array of a .npz file, with labels: print the accuracy.  [default: "
-        "ignore labels]"
+        "Column, or array of a .npz file, with labels: print the accuracy.  "
+        "[default: ignore labels]"
     ),
 )
 @click.option(
@@ -56,27 +57,24 @@ def predict(
         trained = predictions.load(run, on_damage=echo_error)
         doing(f"reading {file}")
         try:
-            given = raw.read(file, trained.form, target=target, encoding=encoding, ids=ids)
-            numbers = None if given.labels is None else trained.form.label_numbers(given.labels)
+            samples = raw.read(file, trained.form, target=target, encoding=encoding, ids=ids)
+            numbers = None if samples.labels is None else trained.form.label_numbers(samples.labels)
         except SamplesError as error:
             raise parameter_error("FILE", error) from error
         doing("predicting")
-        found = trained.predict_numbers(given.numbers)
-    for doubt in (*given.remarks, *trained.form.doubts(given.numbers)):
+        predicted = trained.predict_numbers(samples.numbers)
+    for doubt in (*samples.remarks, *trained.form.doubts(samples.numbers)):
         click.echo(doubt, err=True)
     if out is None:
-        found.write(sys.stdout, given.ids)
+        predicted.write(sys.stdout, samples.ids)
     else:
         with write_atomically(out) as path, path.open("w", newline="", encoding="utf-8") as written:
-            found.write(written, given.ids)
-        click.echo(f"Wrote {len(found)} rows to {out}")
+            predicted.write(written, samples.ids)
+        click.echo(f"Wrote {len(predicted)} rows to {out}")
+    # Not on standard output, if that is the table.
+    echo = functools.partial(click.echo, err=out is None)
     if numbers is not None and trained.form.regression:
-        click.echo(
-            f"{Errors.compute(numbers, found.numbers)} on {len(found)} rows.", err=out is None
-        )
+        echo(f"{Errors.compute(numbers, predicted.numbers)} on {len(predicted)} rows.")
     elif numbers is not None:
-        right = int((found.numbers == numbers).sum())
-        click.echo(
-            f"Accuracy: {100 * right / len(found):.2f} % ({right} of {len(found)} rows)",
-            err=out is None,
-        )
+        right, n_rows = int((predicted.numbers == numbers).sum()), len(predicted)
+        echo(f"Accuracy: {100 * right / n_rows:.2f} % ({right} of {n_rows} rows)")

@@ -126,27 +126,28 @@ def prove(
         for k in chosen:
             values = {port: x[k] for port, x in vectors.inputs.items()}
             tasks.append((f"sample {k}", functools.partial(near, sample=values)))
-    made: list[tuple[str, Verdict]] = []
+    verdicts: list[tuple[str, Verdict]] = []
     click.echo(f"{name}: {circuit!r}")
     try:
         for what, task in tasks:
             with progress(what):
-                made.append((what, task()))
+                verdicts.append((what, task()))
             prefix = f"{what}: " if what.startswith("sample ") else ""
-            click.echo(f"{prefix}{made[-1][1]}")
-            for line in properties.describe(circuit, made[-1][1]):
+            click.echo(f"{prefix}{verdicts[-1][1]}")
+            for line in properties.describe(circuit, verdicts[-1][1]):
                 click.echo(line)
     except KeyboardInterrupt:
-        click.echo(f"Stopped after {len(made)} of {len(tasks)} proofs.")
+        click.echo(f"Stopped after {len(verdicts)} of {len(tasks)} proofs.")
         raise SystemExit(130) from None
     finally:
-        if out is not None:
-            out.write_text(
-                json.dumps([_facts(what, verdict) for what, verdict in made], indent=1) + "\n"
-            )
-    counts = {status: sum(v.status == status for _, v in made) for status in properties.STATUSES}
+        if out is not None:  # also after a Ctrl-C: proofs may have taken hours
+            facts = [_facts(what, verdict) for what, verdict in verdicts]
+            out.write_text(json.dumps(facts, indent=1) + "\n")
+    counts = {
+        status: sum(v.status == status for _, v in verdicts) for status in properties.STATUSES
+    }
     click.echo(f"{', '.join(f'{n} {status}' for status, n in counts.items())}.")
-    if counts["proved"] < len(made):
+    if counts["proved"] < len(verdicts):
         raise SystemExit(1)
 
 

@@ -24,10 +24,10 @@ def quantize(folder: Path, text_path: Path | None) -> None:
     """
     from lutjax.training import lm_runs, quantize as deployment, runs
 
-    found = runs.kind(folder)
-    if found != "lm":
+    kind = runs.kind(folder)
+    if kind != "lm":
         raise RunError(
-            f"{folder} is a run of {runs.COMMANDS[found]}; expected one of train lm --model gpt."
+            f"{folder} is a run of {runs.COMMANDS[kind]}; expected one of train lm --model gpt."
         )
     target = folder / deployment.FOLDER
     deployment.check_place(target)
@@ -52,17 +52,16 @@ def quantize(folder: Path, text_path: Path | None) -> None:
         f"test loss: {before:.4f} nats per byte before, {after:.4f} after ({after - before:+.4f}), "
         f"on {text.name}"
     )
-    for name, floats, integers in zip(
-        ("tables", "model"), deployment.bytes_of(model), deployment.bytes_of(deployed), strict=True
-    ):
+    sizes = (deployment.bytes_of(model), deployment.bytes_of(deployed))
+    for name, floats, integers in zip(("tables", "model"), *sizes, strict=True):
         click.echo(
             f"{name}: {floats:,} bytes before, {integers:,} after ({100 * integers / floats:.1f} %)"
         )
-    read, wanted = (getattr(one.model, "read", None) for one in (record, deployed_record))
-    if read != wanted:
+    read, deployed_read = (getattr(one.model, "read", None) for one in (record, deployed_record))
+    if read != deployed_read:
         click.echo(
             f"The run was trained with --read {read}, and its coefficients "
-            f"and tables are rounded only now. A run trained with --read {wanted} learns "
+            f"and tables are rounded only now. A run trained with --read {deployed_read} learns "
             "with that rounding and deploys without a loss."
         )
     words = ("generate", str(target), "--prompt", experiment.prompt)

@@ -181,12 +181,8 @@ def processes(
     """Join a command's processes; an error in one ends all, and is printed once if possible."""
     from lutjax.training import hosts
 
-    waiting = threading.Timer(
-        10,
-        click.echo,
-        (f"Waiting for other processes for up to {hosts.JOINED_AFTER} s",),
-        {"err": True},
-    )
+    text = f"Waiting for other processes for up to {hosts.JOINED_AFTER} s"
+    waiting = threading.Timer(10, click.echo, (text,), {"err": True})
     waiting.daemon = True
     waiting.start()
     try:
@@ -267,6 +263,7 @@ def _train(
 
     def wrap_constructor(make: "Callable[..., Experiment]") -> "Callable[..., Experiment]":
         def call(*arguments: Any) -> "Experiment":
+            # Reading data and building a model do not poll for signals: the first one interrupts.
             with (
                 loop.stop_on_signal(show.second_signal) as stop,
                 stop.allow_interrupt(),
@@ -403,6 +400,7 @@ class UntilClosed:
             if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
             self._closed = True
+            # The stream must stay valid: other code writes to it until the run has stopped.
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, self._stream.fileno())  # buffered output is written at exit
             os.close(nothing)

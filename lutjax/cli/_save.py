@@ -41,9 +41,5 @@ def save(run: Path, folder: Path, table_dtype: str | None) -> None:
     for path in sorted(folder.iterdir()):
         if path.name in ("config.json", "model.safetensors", "README.md"):
             click.echo(f"  {path.name:<17}  {path.stat().st_size:>11,} bytes")
-    uses = (
-        ""
-        if runs.COMMANDS[kind] == "train ca"
-        else f" Use it with:\n  lutjax {runs.use(kind, folder)}"
-    )
-    click.echo(f"Wrote {folder}.{uses}")
+    use = f" Use it with:\n  lutjax {runs.use(kind, folder)}"
+    click.echo(f"Wrote {folder}.{'' if runs.COMMANDS[kind] == 'train ca' else use}")

@@ -48,8 +48,8 @@ from lutjax.cli._flags import Command, Integer
     "--block-size",
     type=Integer(1),
     help=(
-        "Bytes per cache block; prompts share prefixes (--model lut).  [default: "
-        "one cache per text]"
+        "Bytes per cache block; prompts share prefixes (--model lut).  "
+        "[default: one cache per text]"
     ),
 )
 @click.option(

@@ -54,9 +54,8 @@ def status(
     if recorded and (compiles or record is not None):
         raise click.UsageError("--recorded checks nothing; leave out --compile and --record.")
 
-    os.environ.setdefault(
-        "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
-    )  # checking processes share a GPU
+    # Checking processes share a GPU. JAX reads the variable when it is imported.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
 
     from lutjax.status import checks, matrix, report, results
@@ -110,9 +109,8 @@ def status(
     if markdown is not None:
         markdown.write_text(report.markdown(cells), encoding="utf-8")
     if record is not None:
-        device = (
-            "tpu" if compiles else {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-        )
+        backend = "tpu" if compiles else jax.default_backend()
+        device = "cuda" if backend == "gpu" else backend
         results.write(cells, record, device, recorded_cells)
     for path in (markdown, record):
         if path is not None:
@@ -133,9 +131,9 @@ def _with_progress(check: "CheckOne", n_checks: int) -> "Iterator[CheckOne]":
 
         def check_with_progress(op: str, column: "Column", dtype: str) -> "dict[str, Cell]":
             progress.starts(f"{op}, {column.key}, {dtype}")
-            found = check(op, column, dtype)
-            states = dict.fromkeys(str(cell.state) for cell in found.values())
+            cells = check(op, column, dtype)
+            states = dict.fromkeys(str(cell.state) for cell in cells.values())
             progress.show_result(f"{op}, {column.key}, {dtype}: {', '.join(states)}")
-            return found
+            return cells
 
         yield check_with_progress

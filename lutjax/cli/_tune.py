@@ -87,7 +87,7 @@ def tune(
                 document.write(output)
             progress.show_result(results[-1])
     console.print(_table(results))
-    if any(found.entry for found in results):
+    if any(result.entry for result in results):
         click.echo(f"Wrote {output}")
     if len(results) < len(todo):
         click.echo(

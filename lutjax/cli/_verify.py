@@ -38,10 +38,10 @@ def verify(folder: Path, run: Path | None) -> None:
         with progress(name):
             yield
 
-    made: list[proofs.Proof] = []
+    results: list[proofs.Proof] = []
 
     def show(proof: proofs.Proof) -> None:
-        made.append(proof)
+        results.append(proof)
         click.echo(str(proof))
 
     try:
@@ -52,14 +52,14 @@ def verify(folder: Path, run: Path | None) -> None:
             on_proof=show,
         )
     except KeyboardInterrupt:
-        click.echo(f"Stopped after {len(made)} proofs.")
+        click.echo(f"Stopped after {len(results)} proofs.")
         raise SystemExit(130) from None
-    failed = [proof for proof in made if proof.passed is False]
-    passed = sum(proof.passed is True for proof in made)
-    seconds = sum(proof.seconds for proof in made)
+    failed = [proof for proof in results if proof.passed is False]
+    passed = sum(proof.passed is True for proof in results)
+    seconds = sum(proof.seconds for proof in results)
     click.echo(
-        f"{passed} passed, {len(failed)} failed, {len(made) - passed - len(failed)} skipped, "
-        f"in {seconds:.1f} s. " + proofs.coverage(folder, made)
+        f"{passed} passed, {len(failed)} failed, {len(results) - passed - len(failed)} skipped, "
+        f"in {seconds:.1f} s. " + proofs.coverage(folder, results)
     )
     if failed:
         raise SystemExit(1)

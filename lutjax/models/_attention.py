@@ -78,9 +78,8 @@ def attend(
 
     arrays = [query, key, value] if mask is None else [query, key, value, mask]
     *_, length, _, head_size = query.shape
-    if (
-        length == 1
-    ):  # softmax of one logit is 1, and XLA cannot compile its float16 products for GPUs
+    if length == 1:
+        # The softmax of one logit is 1, and XLA cannot compile its float16 products for GPUs.
         return jnp.asarray(value)
     if unsupported_reason(head_size, query.dtype, length=length) is not None:
         return run("xla", *arrays)

@@ -62,11 +62,11 @@ def pairs(n_inputs: int, n_gates: int) -> np.ndarray:
     every input.
     """
     first = np.arange(n_inputs - 1)
-    found = [np.stack([a, a + 1], -1) for a in (first[::2], first[1::2])]
-    found += [
+    by_distance = [np.stack([a, a + 1], -1) for a in (first[::2], first[1::2])]
+    by_distance += [
         np.stack([a, a + d], -1) for d in range(2, n_inputs) for a in (np.arange(n_inputs - d),)
     ]
-    every = np.concatenate(found) if n_inputs > 1 else np.zeros((1, 2))
+    every = np.concatenate(by_distance) if n_inputs > 1 else np.zeros((1, 2))
     return np.resize(every, (n_gates, 2)).astype(np.int32)
 
 
@@ -77,21 +77,17 @@ def _directions(
     n_outputs, kernel = perception[-1], jnp.arange(kernels, dtype=jnp.int32)[:, None]
     at = jnp.arange(kernels * n_outputs, dtype=jnp.int32)
     for layer in reversed(wires):
-        at = layer[at, 0]  # first inputs only
+        at = layer[at, 0]  # a gate starts as its first input
     order_key, corner_key, edge_key, pair_key = jax.random.split(key, 4)
     if n_outputs == 1:
-        circle = jnp.concatenate(
-            [
-                jax.random.permutation(k, jnp.array(d))
-                for k, d in ((corner_key, _CORNERS), (edge_key, _EDGES))
-            ]
-        )
-    else:
+        corners = jax.random.permutation(corner_key, jnp.array(_CORNERS))
+        edges = jax.random.permutation(edge_key, jnp.array(_EDGES))
+        circle = jnp.concatenate([corners, edges])
+    else:  # opposite neighbors together: they are the outputs of one kernel
         circle = jax.random.permutation(pair_key, jnp.array(_OPPOSITE)).reshape(-1)
     asked = jnp.resize(circle, (kernels, n_outputs)).astype(jnp.int32)
-    orders = jax.vmap(lambda k: jax.random.permutation(k, CENTER))(
-        jax.random.split(order_key, kernels)
-    )
+    order_keys = jax.random.split(order_key, kernels)
+    orders = jax.vmap(lambda k: jax.random.permutation(k, CENTER))(order_keys)
     of_kernel = at.reshape(kernels, n_outputs) - CENTER * kernel
     return jax.vmap(_swap_entries)(orders.astype(jnp.int32), of_kernel, asked) + CENTER * kernel
 
@@ -100,9 +96,9 @@ def _swap_entries(order: jax.Array, places: jax.Array, asked: jax.Array) -> jax.
     """Swap entries so that the requested values are at these positions, if positions differ."""
 
     def exchange(order: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        place, wanted = one
-        other = jnp.argmax(order == wanted)
-        return order.at[other].set(order[place]).at[place].set(wanted), None
+        place, value = one
+        other = jnp.argmax(order == value)
+        return order.at[other].set(order[place]).at[place].set(value), None
 
-    found: jax.Array = jax.lax.scan(exchange, order, (places, asked))[0]
-    return found
+    swapped: jax.Array = jax.lax.scan(exchange, order, (places, asked))[0]
+    return swapped

@@ -34,6 +34,7 @@ def shift_words(
     edge = jnp.zeros_like(words[..., :1])
     before = jnp.concatenate([edge, words[..., :-1]], -1)
     after = jnp.concatenate([words[..., 1:], edge], -1)
+    # Columns of a word are its bits from the lowest: a shift to the left brings the left neighbor.
     left, right = words << 1 | before >> 31, words >> 1 | after << 31
     if periodic:
         last = (width - 1) % 32

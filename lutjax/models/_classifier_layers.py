@@ -40,15 +40,12 @@ def layers_of(
         n_bits = size
     for n_inputs in config.reduce:
         wires = _wires_of_classes(n_bits, config.n_classes, n_inputs)
-        layers.append(
-            _reduction_tables(config, n_bits, wires, implementation=implementation, rngs=rngs)
-        )
+        options = {"implementation": implementation, "rngs": rngs}
+        layers.append(_reduction_tables(config, n_bits, wires, **options))
         n_bits = len(wires)
-    return (
-        encoder,
-        layers,
-        GroupSum(config.n_classes, 1.0 if config.regression else config.tau, feature_axis=0),
-    )
+    # A regression counts bits: its scale is in the config.
+    tau = 1.0 if config.regression else config.tau
+    return encoder, layers, GroupSum(config.n_classes, tau, feature_axis=0)
 
 
 def _layer(
@@ -61,6 +58,8 @@ def _layer(
         return BinaryLUT(
             n_in, n_out, n_inputs=config.n_inputs, estimator=estimator, rngs=rngs, **options
         )
+    # Gates start near passing on their first input, so that gradients reach the first of many
+    # layers; noise makes them different.
     options |= {"estimator": config.estimator, "rngs": rngs}
     if kind == "gates":
         strength = 2.0 if config.residual is None else config.residual

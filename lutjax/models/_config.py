@@ -44,21 +44,17 @@ class Config:
                         f"{where}: {name} is {format_value(value)}; "
                         f"sizes must be at most {MOST_INT} (int32)."
                     )
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, value)  # subclasses are frozen
         check_floats(self, f"{where}: ")
 
     def _check_sizes(self, **least: int) -> None:
         """Raise ValueError if a field, or a tuple's entry, is below its minimum; None passes."""
         for name, smallest in least.items():
             value = getattr(self, name)
-            if (
-                value is not None
-                and min(value if isinstance(value, tuple) else (value,), default=smallest)
-                < smallest
-            ):
+            sizes = value if isinstance(value, tuple) else (value,)
+            if value is not None and min(sizes, default=smallest) < smallest:
                 raise ValueError(
-                    f"{type(self).__name__}: {name} is {getattr(self, name)}; "
-                    f"it must be at least {smallest}."
+                    f"{type(self).__name__}: {name} is {value}; it must be at least {smallest}."
                 )
 
     def _check_most(self, **most: int) -> None:

@@ -101,9 +101,8 @@ class Decoder(nnx.Module):
     ) -> Float[jax.Array, "*batch length features"]:
         """Return the final hidden states for embeddings, the input to `unembed`."""
         if rngs is not None and not isinstance(rngs, nnx.Rngs):
-            rngs = nnx.Rngs(
-                dropout=jnp.asarray(rngs)
-            )  # a stream: each layer samples a separate mask
+            # A stream: each layer samples a separate mask.
+            rngs = nnx.Rngs(dropout=jnp.asarray(rngs))
         z = jnp.asarray(z)
         if segments is not None:
             lengths = z.shape[:-2], z.shape[-2], z.shape[-2]
@@ -215,9 +214,10 @@ class Decoder(nnx.Module):
     ) -> Iterator[jax.Array]:
         if n_tokens == 0:
             return
-        form, cache, kept = open_caches(self, prompt.shape[:-1], top_k)
+        form, cache, others = open_caches(self, prompt.shape[:-1], top_k)
 
         def shard_function(function: Any) -> Any:
+            # Caches stay whole on every device; only the sequences are divided.
             whole = [jax.sharding.PartitionSpec()] * len(cache)
             return sharding.shard_by_compiler(
                 functools.partial(function, form=form), lambda *_: (whole, sharding.spec_of(prompt))
@@ -225,13 +225,16 @@ class Decoder(nnx.Module):
 
         keys = _split(key, n_tokens)
         cache, part = shard_function(_begin_sequences)(
-            cache, kept, prompt, lengths, keys[0], temperature
+            cache, others, prompt, lengths, keys[0], temperature
         )
         done, last = 1, part
         while done < n_tokens:
             ahead = _fill_block(keys[done : done + _TOKENS_IN_BLOCK], _TOKENS_IN_BLOCK)
-            cache, tokens = shard_function(_went_on)(cache, kept, last, ahead, temperature)
+            cache, tokens = shard_function(_continue_sequences)(
+                cache, others, last, ahead, temperature
+            )
             last = tokens[..., -1:]
+            # Only now, when the device already computes the part after this one.
             yield part
             part = tokens[..., : n_tokens - done]
             done += part.shape[-1]
@@ -268,12 +271,9 @@ class Decoder(nnx.Module):
                 f"generate: key has shape {list(key.shape)}; expected one key, or one per sequence "
                 f"{list(texts)}."
             )
-        return (
-            jnp.asarray(prompt),
-            lengths,
-            key,
-            None if temperature == 0 else jnp.float32(temperature),
-        )
+        # None selects the program without sampling; other temperatures share one program.
+        warmth = None if temperature == 0 else jnp.float32(temperature)
+        return jnp.asarray(prompt), lengths, key, warmth
 
 
 def _check_tokens(where: str, tokens: Array) -> None:
@@ -352,36 +352,44 @@ def _check_lengths(prompt: Array, lengths: Array) -> None:
 
 
 class Form(NamedTuple):
-    """Static form of a model with caches: graph, tree structures, and top-k candidates."""
+    """Static form of a model with caches, for compiled functions of its flat arrays."""
 
     graphdef: Any
-    caches: Any
-    others: Any
-    among: int
+    cache_treedef: Any
+    others_treedef: Any
+    n_candidates: int  # likeliest tokens to sample from: top-k, or the vocabulary
 
-    def states(self, cache: list[jax.Array], kept: list[jax.Array]) -> tuple[Any, Any]:
-        return jax.tree.unflatten(self.caches, cache), jax.tree.unflatten(self.others, kept)
+    def states(self, cache: list[jax.Array], others: list[jax.Array]) -> tuple[Any, Any]:
+        """Return the states of caches and of all other variables."""
+        return (
+            jax.tree.unflatten(self.cache_treedef, cache),
+            jax.tree.unflatten(self.others_treedef, others),
+        )
 
 
 def open_caches(
     model: Decoder, batch_shape: tuple[int, ...], top_k: int | None = None, **options: Any
 ) -> tuple[Form, list[jax.Array], list[jax.Array]]:
-    """Return a model's form, empty caches and other arrays: flattening at each call is slow."""
+    """Return a model's form, empty caches, and all other arrays."""
+    # Flat arrays, since flattening a model at each call takes longer than a step.
     own: Any = nnx.merge(*nnx.split(model))
     own.init_cache(batch_shape, **options)
     parts: Any = nnx.split(own, nnx.Cache, ...)
-    (cache, caches), (kept, others) = map(jax.tree.flatten, parts[1:])
-    return Form(parts[0], caches, others, top_k or own.config.vocab_size), cache, kept
+    graphdef, cache_state, other_state = parts
+    cache, cache_treedef = jax.tree.flatten(cache_state)
+    others, others_treedef = jax.tree.flatten(other_state)
+    n_candidates = top_k or own.config.vocab_size
+    return Form(graphdef, cache_treedef, others_treedef, n_candidates), cache, others
 
 
 def feed_tokens(
-    graphdef: Any, cache: Any, kept: Any, tokens: Array, segments: Array | None = None
+    graphdef: Any, cache: Any, others: Any, tokens: Array, segments: Array | None = None
 ) -> tuple[Any, jax.Array]:
     """Continue sequences with tokens; return the caches, and the logits after the last token.
 
     The decoder with caches is split into graph, caches and other state.
     """
-    model = nnx.merge(graphdef, cache, kept)
+    model = nnx.merge(graphdef, cache, others)
     z = model.hidden(
         model.embed(tokens), deterministic=True, decode=True, segments=segments, tokens=tokens
     )
@@ -393,47 +401,46 @@ _TOKENS_IN_BLOCK = 32
 
 
 def _prefill(
-    graphdef: Any, cache: Any, kept: Any, prompt: Array, lengths: Array | None
+    graphdef: Any, cache: Any, others: Any, prompt: Array, lengths: Array | None
 ) -> tuple[Any, jax.Array]:
     """Continue sequences with prompts of any length, in windows up to the context."""
-    window, length = nnx.merge(graphdef, cache, kept).config.context, prompt.shape[-1]
-    given: tuple[jax.Array, ...] = (jnp.asarray(prompt),)
-    if lengths is not None:  # left padding: all sequences end together
+    window, length = nnx.merge(graphdef, cache, others).config.context, prompt.shape[-1]
+    inputs: tuple[jax.Array, ...] = (jnp.asarray(prompt),)
+    if lengths is not None:
+        # Left padding, so that all sequences end together; segment -1 hides it.
         padding = (length - jnp.clip(lengths, 1, length))[..., None]
         place = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), prompt.shape) - padding
-        tokens = jnp.take_along_axis(given[0], jnp.maximum(place, 0), -1)
-        given = tokens, jnp.where(place < 0, -1, 0)
+        tokens = jnp.take_along_axis(inputs[0], jnp.maximum(place, 0), -1)
+        inputs = tokens, jnp.where(place < 0, -1, 0)
+    # The first window is the one that may be shorter: a scan needs equal lengths.
     first = (length - 1) % window + 1
-    found = feed_tokens(graphdef, cache, kept, *(a[..., :first] for a in given))
+    carry = feed_tokens(graphdef, cache, others, *(a[..., :first] for a in inputs))
     if first == length:
-        return found
-    windows = [a[..., first:].reshape(*prompt.shape[:-1], -1, window) for a in given]
+        return carry
+    windows = [a[..., first:].reshape(*prompt.shape[:-1], -1, window) for a in inputs]
 
     def step(
-        carry: tuple[Any, jax.Array], given: list[jax.Array]
+        carry: tuple[Any, jax.Array], inputs: list[jax.Array]
     ) -> tuple[tuple[Any, jax.Array], None]:
-        return feed_tokens(graphdef, carry[0], kept, *given), None
+        return feed_tokens(graphdef, carry[0], others, *inputs), None
 
-    found, _ = jax.lax.scan(step, found, [jnp.moveaxis(a, -2, 0) for a in windows])
-    return found
+    carry, _ = jax.lax.scan(step, carry, [jnp.moveaxis(a, -2, 0) for a in windows])
+    return carry
 
 
 def _split(key: Array, n: int) -> Array:
     """Split keys into `n`, ``[n]`` or, for keys per sequence, ``[n, *batch]``."""
     if key.shape == ():
         return jax.random.split(key, n)
-    return jnp.moveaxis(jax.vmap(lambda k: jax.random.split(k, n))(key.ravel()), 1, 0).reshape(
-        n, *key.shape
-    )
+    by_sequence = jax.vmap(lambda k: jax.random.split(k, n))(key.ravel())
+    return jnp.moveaxis(by_sequence, 1, 0).reshape(n, *key.shape)
 
 
 def _fill_block(keys: Array, size: int) -> Array:
     """Repeat a key to fill a block; surplus samples are discarded."""
-    return (
-        jnp.concatenate([keys, jnp.repeat(keys[:1], size - len(keys), 0)])
-        if len(keys) < size
-        else keys
-    )
+    if len(keys) >= size:
+        return keys
+    return jnp.concatenate([keys, jnp.repeat(keys[:1], size - len(keys), 0)])
 
 
 _LEAST_TEMPERATURE = 1e-6
@@ -455,7 +462,7 @@ def sample_tokens(logits: Array, noise: Array, temperature: Array | None) -> jax
         warm = noise + logits / jnp.maximum(warmth, _LEAST_TEMPERATURE)
         return jnp.argmax(jnp.where(warmth > 0, warm, logits), -1)
 
-    if n == logits.shape[-1]:
+    if n == logits.shape[-1]:  # all tokens, and no need to sort them
         return choice_of(logits).astype(jnp.int32)
     likeliest, tokens = jax.lax.top_k(logits, n)
     choice = choice_of(likeliest)
@@ -473,21 +480,21 @@ def noise_of(keys: Array, texts: tuple[int, ...], n: int) -> jax.Array:
 def _sample_first(
     graphdef: Any,
     cache: Any,
-    kept: Any,
+    others: Any,
     prompt: Array,
     lengths: Array | None,
     key: Array,
     temperature: Array | None,
     top_k: int,
 ) -> tuple[Any, jax.Array]:
-    cache, logits = _prefill(graphdef, cache, kept, prompt, lengths)
+    cache, logits = _prefill(graphdef, cache, others, prompt, lengths)
     return cache, sample_tokens(logits, noise_of(key, prompt.shape[:-1], top_k), temperature)
 
 
 def block(
     graphdef: Any,
     cache: Any,
-    kept: Any,
+    others: Any,
     token: jax.Array,
     keys: Array,
     temperature: Array | None,
@@ -501,7 +508,7 @@ def block(
 
     def step(carry: tuple[Any, jax.Array], noise: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:
         cache, token = carry
-        cache, logits = feed_tokens(graphdef, cache, kept, token[..., None], segments)
+        cache, logits = feed_tokens(graphdef, cache, others, token[..., None], segments)
         token = sample_tokens(logits, noise, temperature)
         return (cache, token), token
 
@@ -523,31 +530,42 @@ def _generate(
     n_tokens: int,
     top_k: int | None,
 ) -> jax.Array:
+    """Return the new tokens, ``[*batch, n_tokens]``, at least one per sequence."""
     model = nnx.merge(graphdef, state)
     model.init_cache(prompt.shape[:-1])
     parts: Any = nnx.split(model, nnx.Cache, ...)
-    graphdef, cache, kept = parts
-    among = top_k or model.config.vocab_size
+    graphdef, cache, others = parts
+    n_candidates = top_k or model.config.vocab_size
 
-    def steps(carry: tuple[Any, jax.Array], keys: Any) -> tuple[tuple[Any, jax.Array], jax.Array]:
-        cache, last, tokens = block(graphdef, carry[0], kept, carry[1], keys, temperature, among)
+    keys = _split(key, n_tokens)  # [n_tokens], or [n_tokens, *batch]
+    cache, first = _sample_first(
+        graphdef, cache, others, prompt, lengths, keys[0], temperature, n_candidates
+    )
+
+    # All later tokens come from whole blocks, so that the program has one copy of the decoder for
+    # them; surplus tokens of the last block are cut off.
+    n_later = n_tokens - 1
+    block_size = min(max(n_later, 1), _TOKENS_IN_BLOCK)
+    n_blocks = -(-n_later // block_size)
+    later_keys = _fill_block(keys[1:], n_blocks * block_size)
+    keys_of_blocks = later_keys.reshape(n_blocks, block_size, *keys.shape[1:])
+
+    def sample_block(
+        carry: tuple[Any, jax.Array], keys: Any
+    ) -> tuple[tuple[Any, jax.Array], jax.Array]:
+        cache, last = carry
+        cache, last, tokens = block(graphdef, cache, others, last, keys, temperature, n_candidates)
         return (cache, last), tokens
 
-    keys = _split(key, n_tokens)
-    cache, first = _sample_first(
-        graphdef, cache, kept, prompt, lengths, keys[0], temperature, among
-    )
-    size = min(max(n_tokens - 1, 1), _TOKENS_IN_BLOCK)
-    later = _fill_block(keys[1:], (n_tokens - 1 + size - 1) // size * size)
-    _, others = jax.lax.scan(steps, (cache, first), later.reshape(-1, size, *keys.shape[1:]))
-    others = others.reshape(-1, *first.shape)[: n_tokens - 1]
-    return jnp.concatenate([first[..., None], jnp.moveaxis(others, 0, -1)], -1)
+    _, blocks = jax.lax.scan(sample_block, (cache, first), keys_of_blocks)
+    later = blocks.reshape(n_blocks * block_size, *first.shape)[:n_later]  # [n_later, *batch]
+    return jnp.concatenate([first[..., None], jnp.moveaxis(later, 0, -1)], -1)
 
 
 @functools.partial(jax.jit, static_argnames="form")
 def _begin_sequences(
     cache: list[jax.Array],
-    kept: list[jax.Array],
+    others: list[jax.Array],
     prompt: Array,
     lengths: Array | None,
     key: Array,
@@ -556,17 +574,17 @@ def _begin_sequences(
     form: Form,
 ) -> tuple[list[jax.Array], jax.Array]:
     """Return the caches after prompts, and the next tokens, ``[*batch, 1]``."""
-    states = form.states(cache, kept)
+    states = form.states(cache, others)
     new, token = _sample_first(
-        form.graphdef, *states, prompt, lengths, key, temperature, form.among
+        form.graphdef, *states, prompt, lengths, key, temperature, form.n_candidates
     )
     return jax.tree.leaves(new), token[..., None]
 
 
 @functools.partial(jax.jit, static_argnames="form")
-def _went_on(
+def _continue_sequences(
     cache: list[jax.Array],
-    kept: list[jax.Array],
+    others: list[jax.Array],
     last: jax.Array,
     keys: Array,
     temperature: Array | None,
@@ -574,6 +592,8 @@ def _went_on(
     form: Form,
 ) -> tuple[list[jax.Array], jax.Array]:
     """Continue from last tokens ``[*batch, 1]``; return caches and tokens ``[*batch, keys]``."""
-    states = form.states(cache, kept)
-    new, _, tokens = block(form.graphdef, *states, last[..., 0], keys, temperature, form.among)
+    states = form.states(cache, others)
+    new, _, tokens = block(
+        form.graphdef, *states, last[..., 0], keys, temperature, form.n_candidates
+    )
     return jax.tree.leaves(new), jnp.moveaxis(tokens, 0, -1)

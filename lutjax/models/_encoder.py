@@ -34,10 +34,9 @@ def encoder_of(
     if widths is None:
         widths = np.full(n_features, 1 / (config.n_thresholds + 1), np.float32)
         if thresholds is not None:
-            span = np.ptp(np.asarray(thresholds, np.float64), axis=1) / max(
-                config.n_thresholds - 1, 1
-            )
-            widths = np.where(span > 0, span, 1.0).astype(np.float32)
+            n_gaps = max(config.n_thresholds - 1, 1)
+            distance = np.ptp(np.asarray(thresholds, np.float64), axis=1) / n_gaps
+            widths = np.where(distance > 0, distance, 1.0).astype(np.float32)
     return Thermometer(
         n_features,
         config.n_thresholds,

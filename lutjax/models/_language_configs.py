@@ -123,9 +123,9 @@ class GPTConfig(Config):
         names = {name: f"memory_{name}" for name in ("orders", "rows", "heads", "width")}
         self._check_spec(NgramMemorySpec, self.memory_options(0), **names)
         places = self.memory_layers
-        if (self.memory and (not places or len(set(places)) != len(places))) or any(
-            not 0 <= place < self.n_layers for place in places
-        ):
+        are_layers = all(0 <= place < self.n_layers for place in places)
+        are_distinct = len(set(places)) == len(places) > 0
+        if not are_layers or (self.memory and not are_distinct):
             raise ValueError(
                 f"GPTConfig: memory_layers is {places} and n_layers {self.n_layers}; "
                 f"expected different numbers of layers, from 0 to {self.n_layers - 1}."
@@ -325,11 +325,9 @@ class LUTTransformerConfig(Config):
         # The specs check the rest.
         from lutjax.layers import specifications
 
-        attention = (
-            specifications.LUTAttentionSpec
-            if self.attention == "concatenated"
-            else specifications.LUTPairAttentionSpec
-        )
+        attention: Any = specifications.LUTPairAttentionSpec
+        if self.attention == "concatenated":
+            attention = specifications.LUTAttentionSpec
         attention(**self.attention_options())
         for part, options in (("ffn", self.ffn_options()), ("unembed", self.unembed_options())):
             names = {"n_anchors": f"{part}_anchors", "n_detectors": f"{part}_detectors"}
@@ -337,11 +335,9 @@ class LUTTransformerConfig(Config):
 
     def attention_options(self) -> dict[str, Any]:
         """Options for each attention layer."""
-        interleave = (
-            {}
-            if self.attention == "concatenated"
-            else {"interleave": self.attention == "pair_interleaved"}
-        )
+        interleave = {}
+        if self.attention != "concatenated":
+            interleave = {"interleave": self.attention == "pair_interleaved"}
         return {
             "in_features": self.features,
             "out_features": self.features,

@@ -155,17 +155,13 @@ class LogicClassifierConfig(Config):
             )
         _check_bits(self, self.kind)
         self._check_reduce()
-        if any(name == "windows" for name in self._wirings[1:]) or (
-            len(self.layers) < len(self._wirings)
-        ):
+        if "windows" in self._wirings[1:] or len(self.layers) < len(self._wirings):
             raise ValueError(
                 f"{where}: wiring is {self.wiring!r} for {len(self.layers)} layers; windows are "
                 "for the first layer. Give at most one wiring per layer, such as windows,balanced."
             )
-        if (
-            self._wirings[0] == "windows"
-            and math.prod(self.image_shape or (0,)) != self.in_features
-        ):
+        n_pixels = math.prod(self.image_shape or (0,))
+        if self._wirings[0] == "windows" and n_pixels != self.in_features:
             raise ValueError(
                 f"{where}: wiring is {self.wiring!r} and image_shape is {self.image_shape}; "
                 f"expected the height, width and optional channels of {self.in_features} "
@@ -423,11 +419,8 @@ class LogicTreeNetConfig(Config):
                 size = getattr(self, name)
                 sizes[name] = size if isinstance(size, int) else size[i]
             sizes["channels_per_kernel"] = sizes["channels_per_kernel"] or None
-            sizes |= {
-                "wiring": self.leaves,
-                "n_inputs": self.n_inputs,
-                "parameterization": self.tables,
-            }
+            sizes |= {"wiring": self.leaves, "n_inputs": self.n_inputs}
+            sizes["parameterization"] = self.tables
             every.append({"in_shape": shape, "n_kernels": n_kernels, **sizes, **self._options()})
             shape = LogicConvSpec(**every[-1]).out_shape
         return every
@@ -435,11 +428,8 @@ class LogicTreeNetConfig(Config):
     def gate_arguments(self) -> list[dict[str, Any]]:
         """Return each gate layer's arguments for `LogicGates` or, with tables, `SoftLUT`."""
         kind: dict[str, Any] = {"wiring": self.wiring, "candidates": self.candidates}
-        kind |= (
-            {}
-            if self.tables == "gates"
-            else {"n_inputs": self.n_inputs, "parameterization": self.tables}
-        )
+        if self.tables != "gates":
+            kind |= {"n_inputs": self.n_inputs, "parameterization": self.tables}
         sizes = (math.prod(self.tree_specs()[-1].out_shape), *self.layers)
         return [
             {"in_features": n_in, "out_features": n_out, **kind, **self._options()}
@@ -467,9 +457,8 @@ class LogicTreeNetConfig(Config):
     @property
     def n_gates_at_places(self) -> int:
         """Number of circuit gates before simplification, with trees at all image positions."""
-        return sum(sum(spec.levels) * math.prod(spec.places) for spec in self.tree_specs()) + sum(
-            self.layers
-        )
+        of_trees = (sum(spec.levels) * math.prod(spec.places) for spec in self.tree_specs())
+        return sum(of_trees) + sum(self.layers)
 
 
 def _published_size(

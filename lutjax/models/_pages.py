@@ -44,10 +44,9 @@ class Pages:
         self._n_holders = np.zeros((n_blocks,), np.int32)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(n_blocks))
         self._block_of: dict[bytes, int] = {}  # full blocks by name
-        self._after: dict[
-            bytes, dict[int, tuple[int, ...]]
-        ] = {}  # blocks with their tokens, by prefix name
-        self._parent: dict[int, bytes] = {}
+        # Blocks with their tokens, by the name of the prefix before them.
+        self._after: dict[bytes, dict[int, tuple[int, ...]]] = {}
+        self._parent: dict[int, bytes] = {}  # prefix name before a block
 
     @property
     def n_free(self) -> int:
@@ -115,6 +114,7 @@ class Pages:
             text.names.append(_name(parent, own))
             if number in text.blocks:
                 self._note(text.blocks[number], parent, own, text.names[-1])
+        # A block that is not full has no name, but others may copy its tokens.
         number = text.length // self.size
         if text.length % self.size and number in text.blocks:
             self._note(text.blocks[number], *self._tokens_of(text, number), None)
@@ -132,10 +132,10 @@ class Pages:
 
     def table(self, text: Text | None) -> np.ndarray:
         """Return the block ids of a sequence, ``[width]``; -1 for none."""
-        found = np.full((self._width,), -1, np.int32)
+        ids = np.full((self._width,), -1, np.int32)
         for number, block in ({} if text is None else text.blocks).items():
-            found[number % self._width] = block
-        return found
+            ids[number % self._width] = block
+        return ids
 
     def _block_range(self, text: Text, n: int) -> range:
         return range(text.length // self.size, -(-(text.length + n) // self.size))
@@ -147,15 +147,12 @@ class Pages:
             name = _name(name, tuple(tokens[end - self.size : end]))
             names.append(name)
         n = next((n for n in range(len(names), 0, -1) if self._is_seen_cached(names, n)), 0)
-        left = tuple(tokens[n * self.size : len(tokens) - 1][: self.size])
-        best = max(
-            (
-                (_common_prefix_length(left, own), block)
-                for block, own in self._after.get(names[n - 1] if n else _ROOT, {}).items()
-            ),
-            default=(0, 0),
-        )
-        return names[:n], (best[1], best[0]) if best[0] else None
+        # One token must remain to be processed: its logits sample the next one.
+        remaining = tuple(tokens[n * self.size : len(tokens) - 1][: self.size])
+        partial = self._after.get(names[n - 1] if n else _ROOT, {})
+        lengths = ((_common_prefix_length(remaining, own), block) for block, own in partial.items())
+        length, block = max(lengths, default=(0, 0))
+        return names[:n], (block, length) if length else None
 
     def _is_seen_cached(self, names: list[bytes], n: int) -> bool:
         """Return True if all blocks visible after `n` blocks are cached."""

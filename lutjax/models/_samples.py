@@ -15,20 +15,20 @@ def reshape_samples(where: str, x: Array, shape: tuple[int, ...]) -> Any:
     with or without channels.
     """
     require_array(where, "x", x)
-    given, size = tuple(x.shape), math.prod(shape)
-    if given[-len(shape) :] == shape:
+    shape_of_x, size = tuple(x.shape), math.prod(shape)
+    if shape_of_x[-len(shape) :] == shape:
         return x
     if len(shape) > 1:
-        if shape[-1] == 1 and given[1 - len(shape) :] == shape[:-1]:
+        if shape[-1] == 1 and shape_of_x[1 - len(shape) :] == shape[:-1]:
             return x[..., None]
-        if given[-1:] == (size,):
-            return x.reshape(*given[:-1], *shape)
+        if shape_of_x[-1:] == (size,):
+            return x.reshape(*shape_of_x[:-1], *shape)
     else:
         for n_axes in (2, 3):  # the batch axis distinguishes images from rows of another size
-            if len(given) > n_axes and math.prod(given[-n_axes:]) == size:
-                return x.reshape(*given[:-n_axes], size)
+            if len(shape_of_x) > n_axes and math.prod(shape_of_x[-n_axes:]) == size:
+                return x.reshape(*shape_of_x[:-n_axes], size)
     sizes = ", ".join(map(str, shape))
-    others = (
-        f", or rows of their {size} numbers" if len(shape) > 1 else ", or images of as many numbers"
-    )
-    raise ValueError(f"{where}: x has shape {list(given)}; expected [..., {sizes}]{others}.")
+    others = ", or images of as many numbers"
+    if len(shape) > 1:
+        others = f", or rows of their {size} numbers"
+    raise ValueError(f"{where}: x has shape {list(shape_of_x)}; expected [..., {sizes}]{others}.")

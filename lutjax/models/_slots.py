@@ -95,7 +95,7 @@ class Slots:
         self._vocab_size, self._context = model.config.vocab_size, model.config.context
         self._pages = _pages_of(model, n_slots, block_size, n_blocks)
         blocks = {"blocks": (self._pages.n_blocks, self._pages.size)} if self._pages else {}
-        self._form, self._cache, self._kept = open_caches(model, (n_slots,), top_k, **blocks)
+        self._form, self._cache, self._others = open_caches(model, (n_slots,), top_k, **blocks)
         self._empty = [] if self._pages else open_caches(model, (1,))[1]
         self._last = jnp.zeros((n_slots,), jnp.int32)
         self._keys = jax.random.split(jax.random.key(0), n_slots)
@@ -141,7 +141,7 @@ class Slots:
                 self._pages.forget()  # so that each prompt is processed in full
         if self._pages:
             self._cache = _copy_block(
-                self._cache, self._kept, np.int32(0), np.int32(0), form=self._form
+                self._cache, self._others, np.int32(0), np.int32(0), form=self._form
             )
 
     def join(
@@ -236,21 +236,12 @@ class Slots:
         if self._pages:
             return self._read_pages(slot, self._pages)
         text = self._reading[slot]
-        text.cache, logits = _read(text.cache, self._kept, *text.parts.pop(0), form=self._form)
+        text.cache, logits = _read(text.cache, self._others, *text.parts.pop(0), form=self._form)
         if text.parts:
             return None
-        self._cache, self._last, self._keys = _join(
-            self._cache,
-            self._kept,
-            self._last,
-            self._keys,
-            text.cache,
-            logits,
-            text.key,
-            np.int32(slot),
-            self._temperatures[slot],
-            form=self._form,
-        )
+        batch = (self._cache, self._others, self._last, self._keys)
+        sequence = (text.cache, logits, text.key, np.int32(slot), self._temperatures[slot])
+        self._cache, self._last, self._keys = _join(*batch, *sequence, form=self._form)
         del self._reading[slot]
         self._counts[slot] = 1
         return int(self._last[slot])
@@ -267,30 +258,24 @@ class Slots:
         """
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"Slots: count is {count!r}; it must be at least 1.")
-        there = np.flatnonzero(self._counts)
-        if not there.size:
+        occupied = np.flatnonzero(self._counts)
+        if not occupied.size:
             return {}
         if self._pages and count > self._context:  # exceeds the block table
             first, second = self.step(self._context), self.step(count - self._context)
             return {slot: np.concatenate([first[slot], second[slot]]) for slot in first}
-        self._cache, self._last, found = _step_slots(
-            self._cache,
-            self._kept,
-            self._last,
-            self._keys,
-            self._counts.copy(),
-            self._temperatures.copy(),
-            self._extend_blocks(there, count),
-            count=count,
-            form=self._form,
-        )
-        self._counts[there] += count
-        tokens = np.asarray(found)
+        places = self._extend_blocks(occupied, count)
+        batch = (self._cache, self._others, self._last, self._keys)
+        # Copies: a device may read a NumPy array after the call has returned.
+        slots = (self._counts.copy(), self._temperatures.copy(), places)
+        self._cache, self._last, sampled = _step_slots(*batch, *slots, count=count, form=self._form)
+        self._counts[occupied] += count
+        tokens = np.asarray(sampled)
         if self._pages:
-            for slot in there.tolist():
+            for slot in occupied.tolist():
                 self._texts[slot].tokens += tokens[slot].tolist()
                 self._pages.record_cached(self._texts[slot], count)
-        return {int(slot): tokens[slot] for slot in there}
+        return {int(slot): tokens[slot] for slot in occupied}
 
     def leave(self, slot: int) -> None:
         """Free a slot.
@@ -309,9 +294,9 @@ class Slots:
     def blocks(self) -> Mapping[str, int]:
         """Block counts for the pool: ``all``, ``free``, ``shared``; empty without `block_size`."""
         pages = self._pages
-        return (
-            {"all": pages.n_blocks, "free": pages.n_free, "shared": pages.n_shared} if pages else {}
-        )
+        if pages is None:
+            return {}
+        return {"all": pages.n_blocks, "free": pages.n_free, "shared": pages.n_shared}
 
     def _n_lacking(self, tokens: np.ndarray) -> int:
         """Return the required blocks for a prompt, or for the part in its window at a time."""
@@ -320,11 +305,13 @@ class Slots:
         cached = self._pages.n_cached(tokens.tolist())
         return min(-(-tokens.size // size) - cached, n_entries(self._context, size))
 
-    def _extend_blocks(self, there: np.ndarray, count: int) -> _Places | None:
+    def _extend_blocks(self, occupied: np.ndarray, count: int) -> _Places | None:
         """Assign blocks for `count` more tokens; return all block tables, None without a pool."""
         if self._pages is None:
             return None
-        texts = [self._texts[slot] for slot in there.tolist()]
+        texts = [self._texts[slot] for slot in occupied.tolist()]
+        # Require the blocks of all sequences before any is assigned, so that an error changes
+        # nothing.
         for text in texts:
             self._pages.slide(text)
         lacking = sum(self._pages.count_missing_blocks(text, count) for text in texts)
@@ -345,17 +332,18 @@ class Slots:
             copied = pages.begin(text)
             if copied is not None:
                 self._cache = _copy_block(
-                    self._cache, self._kept, *map(np.int32, copied), form=self._form
+                    self._cache, self._others, *map(np.int32, copied), form=self._form
                 )
         n = min(len(text.tokens) - text.length, self._context)
         pages.slide(text)
         pages.require(pages.count_missing_blocks(text, n), f"{n} more tokens of a prompt need")
         pages.extend(text, n)
+        # Few lengths, so that few programs are compiled.
         padded = min(1 << (n - 1).bit_length(), self._context)
         part = np.zeros((1, padded), np.int32)
         part[0, :n] = text.tokens[text.length : text.length + n]
         self._cache, logits = _read_blocks(
-            self._cache, self._kept, part, np.int32(n), self._slot_places([slot]), form=self._form
+            self._cache, self._others, part, np.int32(n), self._slot_places([slot]), form=self._form
         )
         pages.record_cached(text, n)
         if text.length < len(text.tokens):
@@ -367,7 +355,7 @@ class Slots:
             reading.key,
             np.int32(slot),
             self._temperatures[slot],
-            among=self._form.among,
+            n_candidates=self._form.n_candidates,
         )
         del self._reading[slot]
         self._counts[slot] = 1
@@ -430,17 +418,17 @@ def _split_prompt(tokens: np.ndarray, context: int) -> list[tuple[np.ndarray, np
 
 @functools.partial(jax.jit, static_argnames="form")
 def _read(
-    cache: list[jax.Array], kept: list[jax.Array], tokens: Array, segments: Array, *, form: Form
+    cache: list[jax.Array], others: list[jax.Array], tokens: Array, segments: Array, *, form: Form
 ) -> tuple[list[jax.Array], jax.Array]:
     """Process a part of a prompt; return the caches, and the logits for the next token."""
-    new, logits = feed_tokens(form.graphdef, *form.states(cache, kept), tokens, segments)
+    new, logits = feed_tokens(form.graphdef, *form.states(cache, others), tokens, segments)
     return jax.tree.leaves(new), logits
 
 
 @functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
 def _read_blocks(
     cache: list[jax.Array],
-    kept: list[jax.Array],
+    others: list[jax.Array],
     tokens: Array,
     n_tokens: Array,
     places: _Places,
@@ -448,26 +436,26 @@ def _read_blocks(
     form: Form,
 ) -> tuple[list[jax.Array], jax.Array]:
     """Implement `_read` with a block pool: padding follows the tokens."""
-    model: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
-    held = model.block_tables[...], model.cached_lengths[...]
+    model: Any = nnx.merge(form.graphdef, *form.states(cache, others))
+    all_places = model.block_tables[...], model.cached_lengths[...]
     _set_places(model, places)
     segments = jnp.where(jnp.arange(tokens.shape[1], dtype=jnp.int32) < n_tokens, 0, -1)[None]
     z = model.hidden(model.embed(tokens), deterministic=True, decode=True, segments=segments)
     logits = model.unembed(jax.lax.dynamic_index_in_dim(z, n_tokens - 1, 1, keepdims=False))
-    _set_places(model, held)  # all slots, so that cache shapes are constant
+    _set_places(model, all_places)  # all slots, so that cache shapes are constant
     return jax.tree.leaves(nnx.state(model, nnx.Cache)), logits
 
 
 @functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
 def _copy_block(
-    cache: list[jax.Array], kept: list[jax.Array], source: Array, target: Array, *, form: Form
+    cache: list[jax.Array], others: list[jax.Array], source: Array, target: Array, *, form: Form
 ) -> list[jax.Array]:
-    model: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
+    model: Any = nnx.merge(form.graphdef, *form.states(cache, others))
     model.copy_block(source, target)
     return jax.tree.leaves(nnx.state(model, nnx.Cache))
 
 
-@functools.partial(jax.jit, static_argnames="among")
+@functools.partial(jax.jit, static_argnames="n_candidates")
 def _begin_slot(
     last: jax.Array,
     keys: jax.Array,
@@ -476,17 +464,19 @@ def _begin_slot(
     slot: Array,
     temperature: Array,
     *,
-    among: int,
+    n_candidates: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Add a sequence to the last tokens and keys."""
-    token = sample_tokens(logits, noise_of(jax.random.fold_in(key, 0), (1,), among), temperature)
+    token = sample_tokens(
+        logits, noise_of(jax.random.fold_in(key, 0), (1,), n_candidates), temperature
+    )
     return last.at[slot].set(token[0]), keys.at[slot].set(key)
 
 
 @functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
 def _join(
     cache: list[jax.Array],
-    kept: list[jax.Array],
+    others: list[jax.Array],
     last: jax.Array,
     keys: jax.Array,
     cache_of_one: list[jax.Array],
@@ -497,16 +487,16 @@ def _join(
     *,
     form: Form,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    many: Any = nnx.merge(form.graphdef, *form.states(cache, kept))
-    many.take_in(nnx.merge(form.graphdef, *form.states(cache_of_one, kept)), slot)
-    begun = _begin_slot(last, keys, logits, key, slot, temperature, among=form.among)
+    many: Any = nnx.merge(form.graphdef, *form.states(cache, others))
+    many.take_in(nnx.merge(form.graphdef, *form.states(cache_of_one, others)), slot)
+    begun = _begin_slot(last, keys, logits, key, slot, temperature, n_candidates=form.n_candidates)
     return jax.tree.leaves(nnx.state(many, nnx.Cache)), *begun
 
 
 @functools.partial(jax.jit, static_argnames=("count", "form"), donate_argnums=0)
 def _step_slots(
     cache: list[jax.Array],
-    kept: list[jax.Array],
+    others: list[jax.Array],
     last: jax.Array,
     keys: jax.Array,
     counts: Array,
@@ -522,14 +512,15 @@ def _step_slots(
     """
     counts = jnp.asarray(counts)
     segments = jnp.where(counts > 0, 0, -1)[:, None]
+    # The key of a token follows from its number in the sequence, however steps divide it.
     numbers = counts[None] + jnp.arange(count, dtype=jnp.int32)[:, None]
     of_tokens = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(keys, numbers)
-    states = form.states(cache, kept)
+    states = form.states(cache, others)
     if places is not None:
         model = nnx.merge(form.graphdef, *states)
         _set_places(model, places)
         states = nnx.state(model, nnx.Cache), states[1]
     new, last, tokens = block(
-        form.graphdef, *states, last, of_tokens, temperatures, form.among, segments
+        form.graphdef, *states, last, of_tokens, temperatures, form.n_candidates, segments
     )
     return jax.tree.leaves(new), last, tokens.T

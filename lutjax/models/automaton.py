@@ -102,7 +102,9 @@ class LogicCA(nnx.Module):
             other wires.
         """
         parts.check(type(self).__name__, self._variables())
-        wires, readers = ([v.get_value() for v in found] for found in (self.wires, self.readers))
+        wires, readers = (
+            [v.get_value() for v in variables] for variables in (self.wires, self.readers)
+        )
         for layer, (w, r, sizes) in enumerate(zip(wires, readers, self.config.wired, strict=True)):
             _check_known(w, r, layer, sizes)
         return Wiring(wires, readers)
@@ -159,23 +161,18 @@ class LogicCA(nnx.Module):
         # All channels share the perception layers: values are [values, channels].
         builder.start_part("layer 1")
         near = [bits[i * channels : (i + 1) * channels] for i in range(n_near)]
-        values = []
-        for gate in range(config.sizes[0]):
-            table = next(tables)
-            values.append(
-                [builder.gate([a, b], table) for a, b in zip(near[gate % 8], cell, strict=True)]
-            )
+
+        def add_gates(first: list[Any], second: list[Any], table: Any) -> list[Any]:
+            return [builder.gate([a, b], table) for a, b in zip(first, second, strict=True)]
+
+        # Gates of the first layer compare the cell with each of its 8 neighbors in turn.
+        values = [add_gates(near[k % 8], cell, next(tables)) for k in range(config.sizes[0])]
         for layer, wires in enumerate(self.wires, 1):
-            if layer == len(config.perception):
+            if layer == len(config.perception):  # the update reads single bits of all channels
                 values = [[bit] for bit in cell] + [[bit] for row in values for bit in row]
             builder.start_part(f"layer {layer + 1}")
-            new = []
-            for i, j in np.asarray(wires[...]).tolist():
-                table = next(tables)
-                new.append(
-                    [builder.gate([a, b], table) for a, b in zip(values[i], values[j], strict=True)]
-                )
-            values = new
+            pairs = np.asarray(wires[...]).tolist()
+            values = [add_gates(values[i], values[j], next(tables)) for i, j in pairs]
         builder.output("y", values, Format())
         facts = {
             "kind": "automaton",
@@ -270,16 +267,8 @@ class LogicCA(nnx.Module):
             return run_hard(config, self.gates(), wiring, bits, n_steps, key, states=states)
         numbers = grids.astype(jnp.result_type(grids.dtype, jnp.float32))
         coefficients = lutjax.gate_coefficients(self.logits[...], axis=0)
-        return run_soft(
-            config,
-            coefficients,
-            wiring,
-            numbers,
-            n_steps,
-            key,
-            keep_every=keep_every,
-            states=states,
-        )
+        options: dict[str, Any] = {"keep_every": keep_every, "states": states}
+        return run_soft(config, coefficients, wiring, numbers, n_steps, key, **options)
 
     def _validate_run(
         self, where: str, state: Array, n_steps: int, key: Array | None, keep_every: int
@@ -354,9 +343,8 @@ def run_soft(
     """
     run = functools.partial(_run_soft, config, n_steps, keep_every, states)
     spec = _spec_of_states if states else _spec_of_state
-    last: jax.Array = sharding.shard_by_compiler(run, spec)(
-        jnp.asarray(state), coefficients, wiring, key
-    )
+    sharded = sharding.shard_by_compiler(run, spec)
+    last: jax.Array = sharded(jnp.asarray(state), coefficients, wiring, key)
     return last
 
 
@@ -394,10 +382,10 @@ def _run_soft(
             new = step(state, key)
             return new, new
 
-        found = jax.lax.scan(
-            jax.checkpoint(keep_state, prevent_cse=False), state, keys, length=n_steps
-        )[1]
-        return jnp.concatenate([state[None], found])
+        # Inside a scan nothing can be shared with the backward pass, so CSE may run.
+        keep = jax.checkpoint(keep_state, prevent_cse=False)
+        _, later = jax.lax.scan(keep, state, keys, length=n_steps)
+        return jnp.concatenate([state[None], later])
     return _repeat_steps(step, state, keys, n_steps, keep_every)
 
 
@@ -419,9 +407,8 @@ def _repeat_steps(
     whole = n_steps // length
     cut = whole * length
     parts = None if keys is None else keys[:cut].reshape(whole, length, *keys.shape[1:])
-    last: jax.Array = jax.lax.scan(
-        jax.checkpoint(run_chunk, prevent_cse=False), state, parts, length=whole
-    )[0]
+    run = jax.checkpoint(run_chunk, prevent_cse=False)
+    last, _ = jax.lax.scan(run, state, parts, length=whole)
     rest = None if keys is None else keys[cut:]
     return _repeat_steps(step, last, rest, n_steps - cut, min(keep_every, 1))
 
@@ -441,10 +428,10 @@ class _Network(NamedTuple):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         coefficients, wires, readers, sizes = self
-        found: jax.Array = gate_network(
+        outputs: jax.Array = gate_network(
             x, coefficients, wires, sizes=sizes, readers=list(readers), feature_axis=0
         )
-        return found
+        return outputs
 
 
 def _networks(
@@ -461,31 +448,24 @@ def _networks(
     n_perceiving = sum(config.sizes[:n_layers])
 
     def network(layers: slice, gates: slice) -> _Network:
-        return _Network(
-            jnp.asarray(coefficients)[:, gates],
-            jnp.concatenate(wires[layers]),
-            tuple(readers[layers]),
-            config.sizes[layers],
-        )
+        own = jnp.asarray(coefficients)[:, gates]
+        own_wires = jnp.concatenate(wires[layers])
+        return _Network(own, own_wires, tuple(readers[layers]), config.sizes[layers])
 
-    return (
-        network(slice(n_layers), slice(n_perceiving)),
-        network(slice(n_layers, None), slice(n_perceiving, None)),
-    )
+    perception = network(slice(n_layers), slice(n_perceiving))
+    return perception, network(slice(n_layers, None), slice(n_perceiving, None))
 
 
 def _step(config: LogicCAConfig, networks: tuple[_Network, _Network], state: Array) -> jax.Array:
     """Return the next state: perception for every channel, then the update circuit per cell."""
     channels, n_cells = config.channels, state[0].size
     perception, update = networks
-    near = jnp.stack([*_shift_neighbors(config, state), *(state,) * CENTER]).reshape(
-        2 * CENTER, channels * n_cells
-    )
+    near = jnp.stack([*_shift_neighbors(config, state), *(state,) * CENTER])
+    near = near.reshape(2 * CENTER, channels * n_cells)
     near = jax.lax.optimization_barrier(near)  # else XLA recomputes it for every reading gate
     perceived = perception(near)
-    x = jnp.concatenate(
-        [state.reshape(channels, n_cells), perceived.reshape(len(perceived) * channels, n_cells)]
-    )
+    perceived = perceived.reshape(len(perceived) * channels, n_cells)
+    x = jnp.concatenate([state.reshape(channels, n_cells), perceived])
     return update(x).reshape(state.shape)
 
 
@@ -519,9 +499,8 @@ def run_hard(
     """
     run = functools.partial(_run_gates, config, n_steps, states)
     spec = _spec_of_states if states else _spec_of_state
-    last: jax.Array = sharding.shard_by_compiler(run, spec)(
-        jnp.asarray(state), gates, tuple(wiring.wires), key
-    )
+    sharded = sharding.shard_by_compiler(run, spec)
+    last: jax.Array = sharded(jnp.asarray(state), gates, tuple(wiring.wires), key)
     return last
 
 
@@ -534,17 +513,10 @@ def _run_gates(
     wires: tuple[Array, ...],
     key: Array | None,
 ) -> jax.Array:
-    tables = jnp.split(truth_of(gates), np.cumsum(config.sizes)[:-1])
-    found: jax.Array = run_tables(
-        config,
-        n_steps,
-        state,
-        tuple(tables),
-        (first_wires(config.kernels), *wires),
-        key,
-        states=states,
-    )
-    return found
+    tables = tuple(jnp.split(truth_of(gates), np.cumsum(config.sizes)[:-1]))
+    every_wire = (first_wires(config.kernels), *wires)
+    result: jax.Array = run_tables(config, n_steps, state, tables, every_wire, key, states=states)
+    return result
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="states")
@@ -564,6 +536,7 @@ def run_tables(
     rate. For the first layer's wires see `first_wires`.
     """
     width = state.shape[-1]
+    # Bits beyond the last column must stay 0: the next step would shift them in as neighbors.
     valid = pack_bits(jnp.ones((1, 1, 1, width), bool))
 
     def step(words: jax.Array, key: Array | None) -> tuple[jax.Array, jax.Array | None]:

@@ -125,9 +125,8 @@ class GPT(Decoder):
         if decode and segments is None:
             segments = jnp.zeros((length,), jnp.int32)
         if segments is not None:
-            segments = jnp.broadcast_to(segments, (*batch, length)).reshape(
-                math.prod(batch), length
-            )
+            segments = jnp.broadcast_to(segments, (*batch, length))
+            segments = segments.reshape(math.prod(batch), length)
         cached: Any = None
         turns: Array
         if segments is None:
@@ -160,7 +159,7 @@ class GPT(Decoder):
         sequence gets the same angles as on its own.
         """
         length = segments.shape[-1]
-        first, held = self.cache_index[...], self.cached_segments[...]
+        first, cached_segments = self.cache_index[...], self.cached_segments[...]
         before, is_token = self.cached_lengths[...], (segments >= 0).astype(jnp.int32)
         turns = self.cached_turns[...]
         if length != 1:
@@ -171,17 +170,15 @@ class GPT(Decoder):
         self.cache_index[...] = jnp.where(place < 2 * context, place, place % context + context)
         self.cached_lengths[...] = after
         self.cached_turns[...] = _turns(self.config, after[:, None])
-        latest = (first + jnp.arange(length, dtype=jnp.int32))[
-            -self.config.context :
-        ] % self.config.context
-        self.cached_segments[...] = held.at[:, latest].set(segments[:, -self.config.context :])
-        return (first, held), turns
+        # The cache is a ring: a longer prompt leaves only its latest tokens.
+        latest = (first + jnp.arange(length, dtype=jnp.int32))[-context:] % context
+        self.cached_segments[...] = cached_segments.at[:, latest].set(segments[:, -context:])
+        return (first, cached_segments), turns
 
     def take_in(self, one: "GPT", slot: Array) -> None:
         """Copy the caches of a model with a single sequence into a slot of ``[slots]`` caches."""
-        shift = (
-            self.cache_index[...] - one.cache_index[...]
-        )  # all sequences in a ring share a position
+        # All sequences in a ring share a position: rotate the new ones to it.
+        shift = self.cache_index[...] - one.cache_index[...]
 
         def take(name: str, own: Any, other: Any, axis: int = 0, along: int | None = None) -> None:
             cache, taken = getattr(own, name), getattr(other, name)[...]
@@ -235,9 +232,8 @@ class _Block(nnx.Module):
     def __call__(self, z: Array, *, places: dict[str, Any], **mode: Any) -> Array:
         y = self.attention(self.attention_norm(z), **places)
         z = z + self.dropout(y.astype(z.dtype), **mode)
-        return z + self.dropout(
-            self.feed_forward(self.feed_forward_norm(z), **mode).astype(z.dtype), **mode
-        )
+        y = self.feed_forward(self.feed_forward_norm(z), **mode)
+        return z + self.dropout(y.astype(z.dtype), **mode)
 
 
 class _Attention(nnx.Module):
@@ -265,11 +261,10 @@ class _Attention(nnx.Module):
         if cached is not None:
             y = self._decode(query, key, value, segments, *cached)
         else:
-            same = (
-                None
-                if segments is None
-                else segments[:, None, :, None] == segments[:, None, None, :]
-            )
+            same = None
+            if segments is not None:
+                same = segments[:, None, :, None] == segments[:, None, None, :]
+            # Shorter inputs need no window: every earlier token lies in it.
             y = attend(query, key, value, mask=same, window=window if length > window + 1 else None)
         return self.merge(y.reshape(*batch, length, features))
 
@@ -313,21 +308,17 @@ class _Memory(NgramMemory):
         """Return the memory output for token vectors; decoding continues the cached tokens."""
         y: jax.Array
         if not decode:
-            y = self(
-                z, tokens, segments=None if segments is None else segments.reshape(tokens.shape)
-            )
+            if segments is not None:
+                segments = segments.reshape(tokens.shape)
+            y = self(z, tokens, segments=segments)
             return y
         *batch, length, features = z.shape
         n = math.prod(batch)
         caches = [getattr(self, name) for name in self.cache_names]
         kind = jax.tree.structure(self.history((n,)))
         history = jax.tree.unflatten(kind, [cache[...] for cache in caches])
-        y, history = self(
-            z.reshape(n, length, features),
-            tokens.reshape(n, length),
-            segments=segments,
-            history=history,
-        )
+        z_of_batch, tokens = z.reshape(n, length, features), tokens.reshape(n, length)
+        y, history = self(z_of_batch, tokens, segments=segments, history=history)
         for cache, value in zip(caches, jax.tree.leaves(history), strict=True):
             cache[...] = value
         return y.reshape(z.shape)
@@ -401,12 +392,12 @@ def _decode_attention(
     value: Array,
     segments: Array,
     first: Array,
-    held: Array,
+    cached_segments: Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the attention output and the updated key and value caches; see `_Attention._decode`.
 
     Negative segments mark padding. `first` is the cache position of the first new key per sequence,
-    and `held` has the segments of the cached keys, ``[n, context]``.
+    and `cached_segments` has the segments of the cached keys, ``[n, context]``.
     """
     n, length, n_heads, size = query.shape
     slots, position = jnp.arange(context), first + jnp.arange(length)
@@ -422,15 +413,17 @@ def _decode_attention(
         slot = first % context
         keys = jax.lax.dynamic_update_slice_in_dim(keys, new_keys, slot, 2)
         values = jax.lax.dynamic_update_slice_in_dim(values, new_values, slot, 1)
-        held = jax.lax.dynamic_update_slice_in_dim(held, segments, slot, 1)
-        y = _attend_to_cache(query, keys, values, _same_segment(segments, held), n_heads)
+        cached_segments = jax.lax.dynamic_update_slice_in_dim(cached_segments, segments, slot, 1)
+        y = _attend_to_cache(query, keys, values, _same_segment(segments, cached_segments), n_heads)
     else:
+        # New keys would overwrite cached ones that the first new queries still see.
         every_key = jnp.concatenate([keys, new_keys], 2)
         every_value = jnp.concatenate([values, new_values], 1)
+        # A slot holds the latest position before `first` with its remainder; negative: none yet.
         key_position = jnp.concatenate([first - 1 - (first - 1 - slots) % context, position])
         distance = position[:, None] - key_position[None, :]
         seen = (key_position[None, :] >= 0) & (distance >= 0) & (distance < context)
-        same = _same_segment(segments, jnp.concatenate([held, segments], 1))
+        same = _same_segment(segments, jnp.concatenate([cached_segments, segments], 1))
         y = _attend_to_cache(query, every_key, every_value, seen[None] & same, n_heads)
         latest = position[-context:] % context
         keys = jnp.asarray(keys).at[:, :, latest].set(new_keys[:, :, -context:])
@@ -446,12 +439,13 @@ def _attend_to_cache(
     n_heads: int,
 ) -> jax.Array:
     dtype = accumulator(query.dtype)
-    scores = jnp.matmul(query, keys, preferred_element_type=dtype) * jnp.asarray(
-        query.shape[-1] ** -0.5, dtype
-    )
-    of_texts = scores.reshape(seen.shape[0], n_heads, *seen.shape[1:])
-    of_texts = jnp.where(seen[:, None], of_texts, jnp.finfo(dtype).min)
-    return jnp.matmul(jax.nn.softmax(of_texts).reshape(scores.shape).astype(values.dtype), values)
+    scale = jnp.asarray(query.shape[-1] ** -0.5, dtype)
+    scores = jnp.matmul(query, keys, preferred_element_type=dtype) * scale
+    by_sequence = scores.reshape(seen.shape[0], n_heads, *seen.shape[1:])
+    # The smallest number, not -inf: a row of padding sees nothing, and -inf would give NaN.
+    by_sequence = jnp.where(seen[:, None], by_sequence, jnp.finfo(dtype).min)
+    weights = jax.nn.softmax(by_sequence).reshape(scores.shape).astype(values.dtype)
+    return jnp.matmul(weights, values)
 
 
 def _same_segment(of_queries: Array, of_keys: Array) -> jax.Array:

@@ -20,7 +20,7 @@ from lutjax.models._edges import rows_with_edges
 from lutjax.models._samples import reshape_samples
 from lutjax.values import Array
 
-# Words computed per gate before the next block: the values of two layers stay in the cache.
+# Words computed per gate before the next block: the values of two layers stay in the CPU's cache.
 _BLOCK = 64
 # Bits are counted in bit fields: 4-bit fields hold the sum of 15 bits, 8-bit fields hold 17 such
 # sums.
@@ -164,8 +164,8 @@ def require_bits(config: Any, inputs: Inputs) -> None:
 def number_of(config: Any, counts: Num[Array, "..."]) -> jax.Array:
     """Convert bit counts to regression values, in float32 or a wider dtype of the counts."""
     dtype = jnp.float64 if counts.dtype == jnp.float64 else jnp.float32
-    found: jax.Array = jnp.asarray(counts, dtype) * jnp.asarray(config.scale, dtype)
-    return found + jnp.asarray(config.offset, dtype)
+    scaled: jax.Array = jnp.asarray(counts, dtype) * jnp.asarray(config.scale, dtype)
+    return scaled + jnp.asarray(config.offset, dtype)
 
 
 def outputs_of(config: Any, outputs: str | None) -> tuple[str | None, dict[str, Any]]:
@@ -248,7 +248,7 @@ def _encode(packed: PackedClassifier, x: jax.Array) -> jax.Array:
     """Encode ``[32 W, F]`` as words ``[bits, W]``; sample ``W j + w`` is bit j of word w."""
     x = _features(packed, x).reshape(packed.config.n_encoded, 1, 32, -1)
     words = jnp.uint32(0)
-    for place in range(32):
+    for place in range(32):  # unrolled: XLA fuses the comparisons and shifts into one loop
         words = words | bits_of(packed.thresholds, x[:, :, place]).astype(jnp.uint32) << place
     return words.reshape(-1, words.shape[-1])
 
@@ -317,6 +317,7 @@ def _sums_of_bits(words: jax.Array) -> jax.Array:
     words = words.reshape(k * n8 * n4, _IN_4_BITS, n_words)
     in_4_bits = _add_rows([(words >> shift) & 0x11111111 for shift in range(4)])
     rows_of_4 = [sums.reshape(k * n8, n4, n_words) for sums in in_4_bits]
+    # Every second 4-bit field moves into an 8-bit field, for which 17 * 15 = 255 is the largest.
     in_8_bits = _add_rows(
         [(rows_of_4[shift % 4] >> (shift - shift % 4)) & 0x0F0F0F0F for shift in range(8)]
     )
@@ -329,7 +330,8 @@ def _sums_of_bits(words: jax.Array) -> jax.Array:
 def _add_rows(arrays: list[jax.Array]) -> tuple[jax.Array, ...]:
     """Sum several arrays over axis 1, in one pass."""
     zeros = (jnp.uint32(0),) * len(arrays)
-    added = jax.lax.reduce(
-        tuple(arrays), zeros, lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)), (1,)
-    )
-    return tuple(added)
+
+    def add(a: Any, b: Any) -> tuple[Any, ...]:
+        return tuple(x + y for x, y in zip(a, b, strict=True))
+
+    return tuple(jax.lax.reduce(tuple(arrays), zeros, add, (1,)))

@@ -90,15 +90,11 @@ class PackedAutomaton:
         Raises:
           ValueError: the number of words does not match the width, or n_steps is negative.
         """
-        if (
-            words.ndim < 3
-            or words.shape[0] != self.circuit.n_outputs
-            or words.shape[-1] != -(-width // 32)
-        ):
+        channels, n_words = self.circuit.n_outputs, -(-width // 32)
+        if words.ndim < 3 or (words.shape[0], words.shape[-1]) != (channels, n_words):
             raise ValueError(
                 f"PackedAutomaton: words has shape {list(words.shape)}; "
-                f"expected [{self.circuit.n_outputs}, ..., height, "
-                f"{-(-width // 32)}] for {width} columns."
+                f"expected [{channels}, ..., height, {n_words}] for {width} columns."
             )
         if operator.index(n_steps) < 0:
             raise ValueError(f"PackedAutomaton: n_steps is {n_steps}; it must not be negative.")
@@ -108,6 +104,7 @@ class PackedAutomaton:
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _steps(rule: PackedAutomaton, words: jax.Array, width: int, n_steps: int) -> jax.Array:
     first = words.reshape(len(words), -1, *words.shape[-2:])
+    # Bits beyond the last column must stay 0: the next step would shift them in as neighbors.
     valid = pack_bits(jnp.ones((1, 1, 1, width), bool))
 
     def step(words: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -128,6 +125,7 @@ def _answers(circuit: Circuit, bits: list[jax.Array]) -> jax.Array:
 
 def _gate(table: int, inputs: list[jax.Array]) -> jax.Array:
     """Evaluate a non-constant table; the first input is the lowest address bit."""
+    # Shannon expansion by the last input, with the cheapest operation for special halves.
     *rest, last = inputs
     ones = (1 << (1 << len(rest))) - 1
     low, high = table & ones, table >> (1 << len(rest))  # for last input 0 and 1

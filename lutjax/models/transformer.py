@@ -56,16 +56,13 @@ class _Block(nnx.Module):
     """Attention, then tables."""
 
     def __init__(self, config: LUTTransformerConfig, *, implementation: Any, rngs: nnx.Rngs):
-        attention = LUTAttention if config.attention == "concatenated" else LUTPairAttention
-        self.attention = _Branch(
-            attention(**config.attention_options(), implementation=implementation, rngs=rngs),
-            config,
-            rngs=rngs,
-        )
+        kind = LUTAttention if config.attention == "concatenated" else LUTPairAttention
+        options: dict[str, Any] = {"implementation": implementation, "rngs": rngs}
+        attention = kind(**config.attention_options(), **options)
+        self.attention = _Branch(attention, config, rngs=rngs)
         self.ffn = nnx.data(None)
         if config.ffn:
-            tables = LUT(**config.ffn_options(), implementation=implementation, rngs=rngs)
-            self.ffn = _Branch(tables, config, rngs=rngs)
+            self.ffn = _Branch(LUT(**config.ffn_options(), **options), config, rngs=rngs)
 
     def __call__(self, z: Any, *, places: Mapping[str, Any], **mode: Any) -> Any:
         z = self.attention(z, **places, **mode)
@@ -147,11 +144,10 @@ class LUTTransformer(Decoder):
                 if getattr(layer, name) is None:
                     continue
                 cache, taken = getattr(layer, name), getattr(of_one, name)[...]
-                cache[...] = (
-                    cache[...].at[slot].set(taken[0])
-                    if taken.ndim
-                    else jnp.maximum(cache[...], taken)
-                )
+                if taken.ndim:
+                    cache[...] = cache[...].at[slot].set(taken[0])
+                else:  # the position after all cached tokens, common to all sequences
+                    cache[...] = jnp.maximum(cache[...], taken)
 
     def copy_block(self, source: Array, target: Array) -> None:
         """Copy a block in the paged caches of all layers."""
@@ -177,13 +173,13 @@ class LUTTransformer(Decoder):
             blocks of each sequence, and ``cached_lengths`` counts its cached tokens; see
             `lutjax.layers.nnx.LUTAttention`. `Slots` manages both.
         """
-        kept = {"counts": True} if self.config.memory == "counts" else {"ids": True}
+        stored = {"counts": True} if self.config.memory == "counts" else {"ids": True}
         for layer in self.layers:
             layer.attention.layer.init_cache(
                 (*batch_shape, 1, self.config.features),
                 jnp.dtype(self.config.param_dtype),
                 blocks=blocks,
-                **kept,
+                **stored,
             )
         tables: Any = {"block_tables": None, "cached_lengths": None}
         if blocks is not None:

@@ -35,7 +35,7 @@ from lutjax.values import Array
 with require_optional("lutjax.models.tree_net"):
     from flax import nnx
 
-# Sample words that pass through all layers together.
+# Sample words that pass through all layers together: values of whole images must fit the caches.
 _WORDS = 4
 
 
@@ -206,9 +206,8 @@ class PackedTreeNet(Packed):
 
     def first_bits(self, x: Num[Array, "..."]) -> Bool[jax.Array, "batch bits"]:
         """Encode images as first-layer input bits, in the order of `from_words`."""
-        bits: jax.Array = shard_samples(_first_bits, results=2)(
-            self, _features_first(x, self.config)
-        )
+        images = _features_first(x, self.config)
+        bits: jax.Array = shard_samples(_first_bits, results=2)(self, images)
         return bits.T
 
     def from_words(self, words: UInt32[Array, "bits words"]) -> Int[jax.Array, " samples"]:
@@ -222,9 +221,8 @@ class PackedTreeNet(Packed):
     def _last_words(self, words: jax.Array) -> jax.Array:
         height, width, _ = self.config.in_shape
         words = words.reshape(len(words) // (height * width), height, width, words.shape[1])
-        for spec, truth, wires in zip(
-            self.config.tree_specs(), self.tree_truth, self.tree_wires, strict=True
-        ):
+        specs = self.config.tree_specs()
+        for spec, truth, wires in zip(specs, self.tree_truth, self.tree_wires, strict=True):
             words = spec.run_words(truth, wires, words)
         return through_layers(self, words.reshape(math.prod(words.shape[:3]), words.shape[3]))
 

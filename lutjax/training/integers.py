@@ -56,13 +56,13 @@ class Rounded:
     def __init__(self, model: LUTTransformer, *, tables: str = "int16"):
         self.integer = language_model.from_model(model, tables=tables)
         self.model = _in_floats(model, self.integer)
-        form, self._empty, self._kept = open_caches(self.model, ())
+        form, self._empty, self._others = open_caches(self.model, ())
 
         @jax.jit
         def feed(
-            cache: list[jax.Array], kept: list[jax.Array], byte: Array
+            cache: list[jax.Array], others: list[jax.Array], byte: Array
         ) -> tuple[list[jax.Array], jax.Array]:
-            new, logits = feed_tokens(form.graphdef, *form.states(cache, kept), byte[None])
+            new, logits = feed_tokens(form.graphdef, *form.states(cache, others), byte[None])
             return jax.tree.leaves(new), logits
 
         self._feed = feed
@@ -126,7 +126,7 @@ class Rounded:
 
         def feed_byte(byte: int) -> np.ndarray:
             nonlocal cache
-            cache, logits = self._feed(cache, self._kept, np.int32(byte))
+            cache, logits = self._feed(cache, self._others, np.int32(byte))
             # Exact: logits are multiples of 2**-fraction.
             return np.ldexp(np.asarray(logits, np.float64), fraction).astype(np.int64)
 
