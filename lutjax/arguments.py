@@ -107,7 +107,7 @@ def check_arguments(where: str, annotated: type, values: Mapping[str, Any]) -> d
       TypeError: a value does not match its annotation, such as a list or string for a number.
       ValueError: a number is not an integer, or is NaN.
     """
-    hints, found = _hints(annotated), {}
+    hints, normalized = _hints(annotated), {}
     for name, value in values.items():
         hint = hints.get(name, Any)
         kinds = {typing.get_origin(one) or one for one in _alternatives(hint)}
@@ -119,8 +119,8 @@ def check_arguments(where: str, annotated: type, values: Mapping[str, Any]) -> d
                     f"{where}: {name} is {format_value(value)}; expected {_describe_hint(hint)}."
                 )
             value = of_python
-        found[name] = value
-    return found
+        normalized[name] = value
+    return normalized
 
 
 @functools.cache
@@ -161,9 +161,9 @@ def _fits_one(value: Any, hint: Any) -> bool:
 
 
 def _describe_hint(hint: Any) -> str:
-    found = dict.fromkeys(_words_of_one(one) for one in _alternatives(hint))
-    found.pop("a whole number" if "a number" in found else "", None)
-    return " or ".join(found)
+    words = dict.fromkeys(_words_of_one(one) for one in _alternatives(hint))
+    words.pop("a whole number" if "a number" in words else "", None)
+    return " or ".join(words)
 
 
 def _words_of_one(hint: Any) -> str:

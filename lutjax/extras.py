@@ -56,16 +56,16 @@ def command(*packages: str) -> str:
     if not all(package in EXTRAS for package in optional):
         return ""
     folder = _checkout()
-    here = folder is not None and _is_working_directory(folder)
+    in_checkout = folder is not None and _is_working_directory(folder)
     words = ["pip install"]
     if optional and folder is None:
         words += sorted({DISTRIBUTIONS.get(package, package) for package in optional})
     elif optional:
         extras = ",".join(sorted({EXTRAS[package] for package in optional}))
         words += ["-e"] if _is_editable() else []
-        words.append(f'"{"." if here else folder}[{extras}]"')
+        words.append(f'"{"." if in_checkout else folder}[{extras}]"')
     if NATIVE in packages:
-        words.append("./native" if here or folder is None else f'"{folder / "native"}"')
+        words.append("./native" if in_checkout or folder is None else f'"{folder / "native"}"')
         if folder is None:
             words.append("in a checkout of lutjax")
     return " ".join(words)
@@ -104,8 +104,8 @@ def _direct_url() -> dict[str, Any]:
         text = metadata.distribution("lutjax").read_text("direct_url.json")
     except metadata.PackageNotFoundError:
         text = None
-    found: dict[str, Any] = json.loads(text) if text else {}
-    return found
+    content: dict[str, Any] = json.loads(text) if text else {}
+    return content
 
 
 def _is_working_directory(folder: Path) -> bool:
@@ -165,11 +165,11 @@ def importable_names(package: str, modules: Mapping[str, str]) -> list[str]:
 
     `help`, `inspect.getmembers` and completion access every listed name and propagate errors.
     """
-    found = []
+    names = []
     for name in modules:
         try:
             attribute(package, name, modules)
         except ModuleNotFoundError:
             continue
-        found.append(name)
-    return sorted(found)
+        names.append(name)
+    return sorted(names)

@@ -74,7 +74,7 @@ MUTATIONS = [
     (A + "classifier.py", "jnp.where(candidate.accuracy >= selected.accuracy, a, b)", "jnp.where(candidate.accuracy <= selected.accuracy, a, b)", "classify or digits or select"),
     (A + "datasets/columns.py", "np.ptp(numbers) < 2 * len(numbers)", "np.ptp(numbers) > 2 * len(numbers)", "columns or classify or regression"),
     ("lutjax/bundles/saving.py", "\"quantized\": _modules.is_quantized(model)", "\"quantized\": False", "quantize or bundle"),
-    ("lutjax/files/strict_json.py", " or (isinstance(found, bool) and kind is int)", "", "json or bundle or damaged or hostile"),
+    ("lutjax/files/strict_json.py", " or (isinstance(member, bool) and kind is int)", "", "json or bundle or damaged or hostile"),
     ("lutjax/files/strict_json.py", "_RENAMED_FIELDS.get(name, name)", "name", "bundle or earlier"),
     ("lutjax/convert/_networks.py", "int(first_wires.max()) + 1", "int(first_wires.max())", "convert"),
     ("lutjax/convert/_packages.py", "np.array_equal(np.sort(order)", "np.array_equal(order", "convert"),

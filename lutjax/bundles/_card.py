@@ -72,30 +72,22 @@ def _head(name: str, config: Config) -> Iterator[str]:
     measured = list(_last_measurements(run))
     if task and measured:
         what, step, value = measured[-1] if len(measured) == 1 else measured[1]
+        # JSON strings are valid YAML, whatever characters they have.
+        kind, metric = json.dumps(what.partition(",")[0]), json.dumps(f"{what}, after {step} steps")
         yield from ("model-index:", f"- name: {json.dumps(name)}", "  results:")
         yield from (
             f"  - task: {{type: {task}}}",
             f"    dataset: {{name: {json.dumps(_data_name(run))}, type: custom}}",
-        )
-        yield (
-            f"    metrics: [{{type: {json.dumps(what.partition(',')[0])}, value: {value!r}, name: "
-            f"{json.dumps(f'{what}, after {step} steps')}}}]"
+            f"    metrics: [{{type: {kind}, value: {value!r}, name: {metric}}}]",
         )
     yield from ("---", "")
 
 
 def _body(name: str, config: Config) -> Iterator[str]:
     yield from (f"# {_text(name)}", "")
-    parameters = (
-        f"{config.n_values:,} numbers in {len(config.tensors)} tensors, {config.n_bytes:,} bytes"
-    )
-    yield from (
-        (
-            f"A `{config.architecture}` of [JAX](https://docs.jax.dev) and lutjax {__version__}: "
-            f"{parameters}."
-        ),
-        "",
-    )
+    kind = f"A `{config.architecture}` of [JAX](https://docs.jax.dev) and lutjax {__version__}"
+    size = f"{config.n_values:,} numbers in {len(config.tensors)} tensors"
+    yield from (f"{kind}: {size}, {config.n_bytes:,} bytes.", "")
     if config.model is not None:
         yield from ("## Sizes", "", *_table(config.model), "")
     if config.run is not None:
@@ -113,34 +105,16 @@ def _run_section(run: Mapping[str, Any]) -> Iterator[str]:
             yield f"| {what} | {step} | {value:.6g} |"
         yield ""
     if run["results"]:
-        yield from (
-            "At the end of the run:",
-            "",
-            "```",
-            *map(escape_unprintable, run["results"]),
-            "```",
-            "",
-        )
+        results = map(escape_unprintable, run["results"])
+        yield from ("At the end of the run:", "", "```", *results, "```", "")
     source = record.get("text") or record.get("samples")
     if source is not None:
         unit = "bytes" if record.get("text") else "samples"
-        yield from (
-            "## Data",
-            "",
-            (
-                f"{_text(_data_name(run))}: {source['size']:,} {unit}, "
-                f"SHA-256 `{_text(source['digest'])}`."
-            ),
-            "",
-        )
-    yield from (
-        "## Training",
-        "",
-        f"{run['steps']} steps were done.",
-        "",
-        *_table(record["training"]),
-        "",
-    )
+        size, digest = f"{source['size']:,} {unit}", _text(source["digest"])
+        yield from ("## Data", "")
+        yield from (f"{_text(_data_name(run))}: {size}, SHA-256 `{digest}`.", "")
+    yield from ("## Training", "", f"{run['steps']} steps were done.", "")
+    yield from (*_table(record["training"]), "")
 
 
 def _kind(run: Mapping[str, Any]) -> str:
@@ -166,64 +140,52 @@ def _data_name(run: Mapping[str, Any]) -> str:
     return source.get("path") or usual.get(run["kind"], "no data")
 
 
+_USE = """\
+## Use
+
+With lutjax (in a checkout of it, `pip install ".[apps,bundles]"`):
+
+```python
+import lutjax
+
+model = lutjax.load("FOLDER"{into})
+```
+
+Without it, the values of `{TENSORS}` by what `{CONFIG}` says of them:
+
+```python
+import json
+
+import numpy as np
+from safetensors.numpy import load_file
+
+stored, about = load_file("{TENSORS}"), json.load(open("{CONFIG}"))["tensors"]
+
+
+def value(name):
+    scale = about[name]["scale"]
+    return stored[name] if scale is None else stored[name].astype(np.float32) * stored[scale]
+```
+
+"""
+
+
 def _use(config: Config) -> Iterator[str]:
-    given = "" if config.model is not None else "into=model"
-    call = f'lutjax.load("FOLDER", {given})' if given else 'lutjax.load("FOLDER")'
-    yield from (
-        "## Use",
-        "",
-        'With lutjax (in a checkout of it, `pip install ".[apps,bundles]"`):',
-        "",
-        "```python",
-        "import lutjax",
-        "",
-    )
-    yield from (f"model = {call}", "```", "")
-    yield from (
-        f"Without it, the values of `{TENSORS}` by what `{CONFIG}` says of them:",
-        "",
-        "```python",
-    )
-    yield from (
-        "import json",
-        "",
-        "import numpy as np",
-        "from safetensors.numpy import load_file",
-        "",
-    )
-    yield from (
-        f'stored, about = load_file("{TENSORS}"), json.load(open("{CONFIG}"))["tensors"]',
-        "",
-    )
-    yield from ("", "def value(name):", '    scale = about[name]["scale"]')
-    yield from (
-        (
-            "    return stored[name] if scale is None else stored[name].astype(np.float32) * "
-            "stored[scale]"
-        ),
-        "```",
-        "",
-    )
+    into = "" if config.model is not None else ", into=model"
+    yield from _USE.format(into=into, TENSORS=TENSORS, CONFIG=CONFIG).splitlines()
 
 
 def _tensors(config: Config) -> Iterator[str]:
+    rule = "| --- | --- | --- | --- | --- |"
     if len(config.tensors) <= MOST_TENSORS:
-        yield from (
-            "| tensor | is | shape | dtype | stored as |",
-            "| --- | --- | --- | --- | --- |",
-        )
+        yield from ("| tensor | is | shape | dtype | stored as |", rule)
         for name, t in config.tensors.items():
+            shape = " x ".join(map(str, t.shape)) or "one"
             scaled = f"{t.stored} x `{_text(t.scale)}`" if t.scale else t.stored
-            yield (
-                f"| `{_text(name)}` | {_text(t.kind)} | {' x '.join(map(str, t.shape)) or 'one'} | "
-                f"{t.dtype} | {scaled} |"
-            )
+            yield f"| `{_text(name)}` | {_text(t.kind)} | {shape} | {t.dtype} | {scaled} |"
         return
     kinds = Counter((t.kind, t.dtype, t.stored) for t in config.tensors.values())
-    yield from (
-        "| tensors | are | numbers | dtype | stored as |",
-        "| --- | --- | --- | --- | --- |",
-    )
+    yield from ("| tensors | are | numbers | dtype | stored as |", rule)
     for (kind, dtype, stored), n in kinds.items():
         numbers = sum(
             math.prod(t.shape)

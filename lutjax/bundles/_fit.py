@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from lutjax.bundles._layout import Path, name_of
 from lutjax.bundles._reading import Bundle
@@ -19,9 +18,9 @@ def path_of(entries: tuple[Any, ...]) -> Path:
 
 def _key(entry: Any) -> str | int:
     for attribute in ("key", "idx", "name"):  # dicts, sequences, attributes
-        found = getattr(entry, attribute, None)
-        if isinstance(found, str | int):
-            return found
+        value = getattr(entry, attribute, None)
+        if isinstance(value, str | int):
+            return value
     return str(entry)
 
 
@@ -29,16 +28,17 @@ def flat(tree: Any) -> dict[Path, Any]:
     return {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def fit(bundle: Bundle, wanted: Mapping[Path, Any]) -> None:
+def fit(bundle: Bundle, expected: Mapping[Path, Any]) -> None:
     """Raise BundleError unless a bundle has exactly these paths, dtypes and shapes."""
-    found = {tensor.path: tensor for tensor in bundle.config.tensors.values()}
-    for path in sorted({*found, *wanted}, key=str):
-        there = f"{found[path].dtype}{list(found[path].shape)}" if path in found else "missing"
-        needed = (
-            f"{wanted[path].dtype}{list(np.shape(wanted[path]))}" if path in wanted else "missing"
-        )
-        if there != needed:
+    stored = {tensor.path: tensor for tensor in bundle.config.tensors.values()}
+    for path in sorted({*stored, *expected}, key=str):
+        actual, needed = (_describe(arrays.get(path)) for arrays in (stored, expected))
+        if actual != needed:
             raise BundleError(
                 f"the bundle {bundle.folder} does not fit this model: "
-                f"its tensor {format_value(name_of(path))} is {there}; the model's is {needed}."
+                f"its tensor {format_value(name_of(path))} is {actual}; the model's is {needed}."
             )
+
+
+def _describe(array: Any) -> str:
+    return "missing" if array is None else f"{array.dtype}{list(array.shape)}"

@@ -43,18 +43,9 @@ _VALUES: Mapping[str, Any] = {
 _FUNCTIONS: Mapping[str, Any] = {
     name: getattr(jax.nn, name)
     for name in (
-        "celu",
-        "elu",
-        "gelu",
-        "leaky_relu",
-        "relu",
-        "selu",
-        "sigmoid",
-        "silu",
-        "softplus",
-        "tanh",
+        "celu", "elu", "gelu", "leaky_relu", "relu", "selu", "sigmoid", "silu", "softplus", "tanh",
     )
-}
+}  # fmt: skip
 """Functions allowed as arguments, by name; a bundle must not name any other function."""
 
 _LARGEST = 1 << 16
@@ -75,15 +66,15 @@ def arguments_of(module: Any) -> dict[str, Any] | None:
         return None
     spec = module.spec
     try:
-        found = {
+        arguments = {
             name: _encode_argument(getattr(spec, name)) for name in _recorded_fields(type(spec))
         }
     except TypeError:
         return None
-    given = [name for name, field in _GIVEN.items() if getattr(spec, field, None)]
+    given_arrays = [name for name, field in _GIVEN.items() if getattr(spec, field, None)]
     if getattr(spec, _EDGE_SIZES, None):
-        found[_EDGE_SIZES] = list(spec.edge_sizes)
-    return {**found, "given": given}
+        arguments[_EDGE_SIZES] = list(spec.edge_sizes)
+    return {**arguments, "given": given_arrays}
 
 
 def empty(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
@@ -97,26 +88,23 @@ def empty(name: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> An
         for key in _recorded_fields(layer.spec_type)
         if key in fields
     }
-    given = fields.get("given")
-    if not isinstance(given, list) or not set(map(str, given)) <= set(_GIVEN) & set(
-        layer.spec_type.given
-    ):
-        raise ValueError(f"its field 'given' is {given!r}")
-    options |= {key: np.asarray(arrays[key]) for key in given}
+    given_arrays = fields.get("given")
+    known = set(_GIVEN) & set(layer.spec_type.given)
+    if not isinstance(given_arrays, list) or not set(map(str, given_arrays)) <= known:
+        raise ValueError(f"its field 'given' is {given_arrays!r}")
+    options |= {key: np.asarray(arrays[key]) for key in given_arrays}
     if fields.get(_EDGE_SIZES) is not None:
         first, target = np.asarray(arrays["first_edges"]), options["targets"]
         options["targets"] = Edges(first, target, *_decode_argument(fields[_EDGE_SIZES]))
+    # Abstractly: sizes of an untrusted file must not allocate.
     takes_rngs = "rngs" in inspect.signature(layer).parameters
     return nnx.eval_shape(lambda: layer(**options, **({"rngs": nnx.Rngs(0)} if takes_rngs else {})))
 
 
 def _recorded_fields(spec_type: type[specifications.Spec]) -> list[str]:
     left_out = {"implementation", *spec_type.given}
-    return [
-        n
-        for n in specifications.arguments(spec_type)
-        if n not in left_out and not n.endswith("_init")
-    ]
+    names = specifications.arguments(spec_type)
+    return [name for name in names if name not in left_out and not name.endswith("_init")]
 
 
 def _encode_argument(value: Any) -> Any:

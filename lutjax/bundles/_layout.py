@@ -83,37 +83,33 @@ class Tensor:
     @property
     def scale_shape(self) -> tuple[int, ...]:
         """Scale shape: one element per table and output, or one for a whole edge list."""
-        return (
-            (*self.shape[:-1], 1) if len(self.shape) < 3 else (*self.shape[:-2], 1, self.shape[-1])
-        )
+        if len(self.shape) < 3:
+            return (*self.shape[:-1], 1)
+        return (*self.shape[:-2], 1, self.shape[-1])
 
     @classmethod
-    def from_dict(cls, name: str, found: Any) -> "Tensor":
+    def from_dict(cls, name: str, entry: Any) -> "Tensor":
         """Parse a tensor entry of ``config.json``."""
         fields = Fields(f"{CONFIG}: the tensor {format_value(name)}")
-        path = fields.field(found, "path", list)
-        shape = fields.field(found, "shape", list)
-        if (
-            not path
-            or not all(type(key) in (str, int) for key in path)
-            or name_of(tuple(path)) != name
-        ):
+        path = fields.field(entry, "path", list)
+        shape = fields.field(entry, "shape", list)
+        are_keys = bool(path) and all(type(key) in (str, int) for key in path)
+        if not are_keys or name_of(tuple(path)) != name:
             raise ValueError(
                 f"{fields.where}: 'path' is {format_value(path)}; "
                 "expected the keys that make the name, with dots between them."
             )
-        if len(shape) > MOST_AXES or not all(
-            type(size) is int and 0 <= size < 1 << 48 for size in shape
-        ):
+        # type: a bool is an int. 1 << 48: products of sizes stay far below what NumPy can count.
+        are_sizes = all(type(size) is int and 0 <= size < 1 << 48 for size in shape)
+        if len(shape) > MOST_AXES or not are_sizes:
             raise ValueError(
                 f"{fields.where}: 'shape' is {format_value(shape)}; "
                 f"expected sizes, at most {MOST_AXES}."
             )
-        dtype, stored = (fields.field(found, field, str) for field in ("dtype", "stored"))
-        scale = fields.field(found, "scale", object)
-        tensor = cls(
-            tuple(path), fields.field(found, "kind", str), tuple(shape), dtype, stored, scale
-        )
+        dtype, stored = (fields.field(entry, field, str) for field in ("dtype", "stored"))
+        scale = fields.field(entry, "scale", object)
+        kind = fields.field(entry, "kind", str)
+        tensor = cls(tuple(path), kind, tuple(shape), dtype, stored, scale)
         narrower = dtype in FLOATS and shape and stored in TABLE_DTYPES
         if dtype not in CODES or (stored != dtype and not narrower):
             raise ValueError(
@@ -177,49 +173,50 @@ class Config:
         }
 
     @classmethod
-    def from_dict(cls, found: Any) -> "Config":
+    def from_dict(cls, content: Any) -> "Config":
         """Parse a config from a JSON object; errors name the field."""
         fields = Fields(CONFIG)
-        if not is_config(found):
+        if not is_config(content):
             raise ValueError(
                 f"{CONFIG} is not a lutjax bundle: it has no 'model_type' and 'bundle'."
             )
-        if found["bundle"] != VERSION:
+        if content["bundle"] != VERSION:
             raise BundleError(
-                f"{CONFIG} is of version {format_value(found['bundle'])} of bundles; "
+                f"{CONFIG} is of version {format_value(content['bundle'])} of bundles; "
                 f"lutjax {__version__} reads version {VERSION}."
             )
-        names = fields.field(found, "architectures", list)
+        names = fields.field(content, "architectures", list)
         if len(names) != 1 or not isinstance(names[0], str):
             raise ValueError(
                 f"{CONFIG}: 'architectures' is {format_value(names)}; expected one name."
             )
-        library = fields.field(found, "library", str)
+        library = fields.field(content, "library", str)
         if library not in LIBRARIES:
             raise ValueError(
                 f"{CONFIG}: 'library' is {format_value(library)}; "
                 f"expected {' or '.join(LIBRARIES)}."
             )
-        either = {name: fields.field(found, name, object) for name in ("model", "run")}
+        either = {name: fields.field(content, name, object) for name in ("model", "run")}
         for name, value in either.items():
             if value is not None:
-                fields.field(found, name, dict)
-        file = Fields(f"{CONFIG}: files").field(fields.field(found, "files", dict), TENSORS, dict)
+                fields.field(content, name, dict)
+        file = Fields(f"{CONFIG}: files").field(fields.field(content, "files", dict), TENSORS, dict)
         of_file = Fields(f"{CONFIG}: {TENSORS}")
         tensors = {
             name: Tensor.from_dict(name, one)
-            for name, one in fields.field(found, "tensors", dict).items()
+            for name, one in fields.field(content, "tensors", dict).items()
         }
         config = cls(
             names[0],
             library,
             either["model"],
-            fields.field(found, "quantized", bool),
+            fields.field(content, "quantized", bool),
             either["run"],
             of_file.field(file, "bytes", int),
             of_file.field(file, "sha256", str),
             tensors,
         )
+        # Names and paths must not collide: one tensor would replace another in the model.
         stored = list(config.stored_tensors())
         if len({name for name, *_ in stored}) != len(stored):
             raise ValueError(f"{CONFIG}: a tensor has the name of the scale of another one.")
@@ -243,11 +240,11 @@ class Config:
         return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
 
-def is_config(found: Any) -> bool:
+def is_config(content: Any) -> bool:
     return (
-        isinstance(found, dict)
-        and found.get("model_type") == MODEL_TYPE
-        and type(found.get("bundle")) is int
+        isinstance(content, dict)
+        and content.get("model_type") == MODEL_TYPE
+        and type(content.get("bundle")) is int
     )
 
 

@@ -71,10 +71,10 @@ def learned_parts(module: nnx.Module) -> Iterator[Part]:
 
 
 def refuse_on_host(module: nnx.Module) -> None:
-    found = sorted(layers.host_tables_of(module))
-    if found:
+    names = sorted(layers.host_tables_of(module))
+    if names:
         raise BundleError(
-            f"the table {found[0]} lies in the memory of the host, "
+            f"the table {names[0]} lies in the memory of the host, "
             "and bundles and programs hold arrays of a device alone. "
             "Give the folder of the run to lutjax generate or serve."
         )
@@ -92,9 +92,10 @@ def config_of(module: nnx.Module) -> dict[str, Any] | None:
     if name not in CONFIGS:
         return _arguments_of(module)
     config: Any = module.config  # type: ignore[attr-defined]
-    made, found = _describe_arrays(_empty(config, is_quantized(module))), _describe_arrays(module)
-    for path in sorted({*made, *found}, key=str):
-        if made.get(path) != found.get(path):
+    actual = _describe_arrays(module)
+    expected = _describe_arrays(_empty(config, is_quantized(module)))
+    for path in sorted({*expected, *actual}, key=str):
+        if expected.get(path) != actual.get(path):
             raise ValueError(
                 f"save: the array {name_of(path)} of this {name} is not that of its config: "
                 "it was changed since. "
@@ -110,10 +111,10 @@ def _arguments_of(module: nnx.Module) -> dict[str, Any] | None:
         return None
     arrays = {name_of(part.path): part.array for part in learned_parts(module)}
     try:
-        made = _layers.empty(type(module).__name__, fields, arrays)
+        rebuilt = _layers.empty(type(module).__name__, fields, arrays)
     except (TypeError, ValueError):  # arrays replaced by arrays with another structure
         return None
-    return fields if _describe_arrays(made) == _describe_arrays(module) else None
+    return fields if _describe_arrays(rebuilt) == _describe_arrays(module) else None
 
 
 def _describe_arrays(module: nnx.Module) -> dict[Path, tuple[Any, Any]]:
@@ -150,12 +151,12 @@ def model(bundle: Bundle) -> Any:
             f"{in_a_line(error)}"
         ) from error
     arrays = _match_values(bundle, empty)
-    graph, kept, passing = _split(empty)
-    made: Any = nnx.merge(graph, _replace_arrays(kept, arrays), jax.tree.map(_fresh, passing))
-    _check(bundle, made)
+    graph, learned, passing = _split(empty)
+    module: Any = nnx.merge(graph, _replace_arrays(learned, arrays), jax.tree.map(_fresh, passing))
+    _check(bundle, module)
     if config.architecture in CONFIGS:
-        made.eval()
-    return made
+        module.eval()
+    return module
 
 
 def _empty_of(bundle: Bundle, fields: dict[str, Any]) -> Any:
@@ -173,36 +174,37 @@ def _empty_of(bundle: Bundle, fields: dict[str, Any]) -> Any:
 def fill(bundle: Bundle, module: nnx.Module) -> None:
     """Load the bundle values into a module of the saved class; on a mismatch nothing changes."""
     arrays = _match_values(bundle, module)
-    graph, kept, passing = _split(module)
-    new = _replace_arrays(kept, arrays)
+    graph, learned, passing = _split(module)
+    new = _replace_arrays(learned, arrays)
+    # Check a copy first: the user's module stays as it is if a wire is out of range.
     _check(bundle, nnx.merge(graph, new, passing))
     nnx.update(module, new)
 
 
 def functional(module: nnx.Module) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Any]]:
     """Return a module's arrays by tensor name, and a function that rebuilds it from such arrays."""
-    graph, kept, passing = _split(module)
+    graph, learned, passing = _split(module)
 
     def merge_module(arrays: Mapping[str, Any]) -> Any:
         named = {part.path: arrays[name_of(part.path)] for part in learned_parts(module)}
-        return nnx.merge(graph, _replace_arrays(kept, named), passing)
+        return nnx.merge(graph, _replace_arrays(learned, named), passing)
 
     return {name_of(part.path): part.array for part in learned_parts(module)}, merge_module
 
 
 def _match_values(bundle: Bundle, module: nnx.Module) -> dict[Path, Any]:
     """Return the bundle values by path, checked to match the module arrays exactly."""
-    wanted = {part.path: part.array for part in learned_parts(module)}
-    fit(bundle, wanted)
-    found = bundle.config.tensors
-    return {tensor.path: jnp.asarray(bundle.values(name)) for name, tensor in found.items()}
+    expected = {part.path: part.array for part in learned_parts(module)}
+    fit(bundle, expected)
+    tensors = bundle.config.tensors
+    return {tensor.path: jnp.asarray(bundle.values(name)) for name, tensor in tensors.items()}
 
 
 def _split(module: nnx.Module) -> tuple[Any, Any, Any]:
     """Split a module into graph, stored state and non-learned state."""
-    found: Any = nnx.split(module, nnx.Not(_PASSING), ...)
-    graph, kept, passing = found
-    return graph, kept, passing
+    parts: Any = nnx.split(module, nnx.Not(_PASSING), ...)
+    graph, learned, passing = parts
+    return graph, learned, passing
 
 
 def keys(path: Any) -> Path:

@@ -97,6 +97,7 @@ def read(folder: str | os.PathLike[str]) -> Bundle:
             f"not {format_value(config.n_bytes)} as {CONFIG} says."
         )
     try:
+        # From the cheapest check to the most expensive, and all before the first array.
         _check_header(place, size)
         with safe_open(place, framework="np") as file:
             _check_tensors(file, config)
@@ -119,9 +120,8 @@ def read_config(folder: Path) -> Config:
     if size > MOST_BYTES:
         raise BundleError(f"the bundle {folder} is damaged: {CONFIG} exceeds {MOST_BYTES:,} bytes.")
     try:
-        return Config.from_dict(
-            strict_json.rename_fields(strict_json.loads((folder / CONFIG).read_bytes()))
-        )
+        content = strict_json.loads((folder / CONFIG).read_bytes())
+        return Config.from_dict(strict_json.rename_fields(content))
     except BundleError as error:
         raise BundleError(f"the bundle {folder} cannot be read: {error}") from None
     except ValueError as error:
@@ -133,19 +133,19 @@ def read_config(folder: Path) -> Config:
 def _size(folder: Path, name: str) -> int:
     """Return the size of a regular bundle file; links and pipes are rejected."""
     try:
-        found = (folder / name).lstat()
+        status = (folder / name).lstat()
     except FileNotFoundError:
         raise BundleError(
             f"{folder} is no bundle: it has no {name}. `lutjax save` writes one."
         ) from None
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         raise BundleError(
             f"the bundle {folder} cannot be read: {name} is a link, which may lead anywhere; "
             "copy what it leads to (cp -L)."
         )
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise BundleError(f"the bundle {folder} cannot be read: {name} is no file.")
-    return found.st_size
+    return status.st_size
 
 
 def _check_header(path: Path, size: int) -> None:
@@ -159,20 +159,18 @@ def _check_header(path: Path, size: int) -> None:
 
 
 def _check_tensors(file: Any, config: Config) -> None:
-    wanted = {name: (CODES[dtype], shape) for name, dtype, shape in config.stored_tensors()}
-    found = set(file.keys())
-    for name in sorted(found ^ set(wanted)):
-        where = (
-            f"{CONFIG} describes and {TENSORS} lacks"
-            if name in wanted
-            else f"{TENSORS} has and {CONFIG} does not describe"
-        )
+    expected = {name: (CODES[dtype], shape) for name, dtype, shape in config.stored_tensors()}
+    names = set(file.keys())
+    for name in sorted(names ^ set(expected)):
+        where = f"{TENSORS} has and {CONFIG} does not describe"
+        if name in expected:
+            where = f"{CONFIG} describes and {TENSORS} lacks"
         raise ValueError(f"the tensor {format_value(name)}, which {where}")
-    for name, (code, shape) in wanted.items():
+    for name, (code, shape) in expected.items():
         tensor = file.get_slice(name)
-        there = tensor.get_dtype(), tuple(tensor.get_shape())
-        if there != (code, shape):
+        actual = tensor.get_dtype(), tuple(tensor.get_shape())
+        if actual != (code, shape):
             raise ValueError(
-                f"the tensor {format_value(name)} is {there[0]}{list(there[1])} in {TENSORS}, "
+                f"the tensor {format_value(name)} is {actual[0]}{list(actual[1])} in {TENSORS}, "
                 f"and {code}{list(shape)} in {CONFIG}"
             )

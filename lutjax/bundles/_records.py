@@ -39,17 +39,17 @@ def _name(path: str) -> str:
     return Path(path).name
 
 
-def from_dict(folder: Path, found: dict[str, Any]) -> Loaded:
+def from_dict(folder: Path, content: dict[str, Any]) -> Loaded:
     """Return the run record described by the bundle in a folder."""
     fields = Fields("its run")
     try:
-        kind, steps = fields.field(found, "kind", str), fields.field(found, "steps", int)
-        results = fields.field(found, "results", list)
+        kind, steps = fields.field(content, "kind", str), fields.field(content, "steps", int)
+        results = fields.field(content, "results", list)
         if kind not in RECORDS or not all(isinstance(line, str) for line in results):
             raise ValueError(
                 f"its run has the kind {in_a_line(kind, 40)}, or results that are no lines."
             )
-        record = runs.build_fields(RECORDS[kind], fields.field(found, "record", dict))
+        record = runs.build_fields(RECORDS[kind], fields.field(content, "record", dict))
     except (KeyError, TypeError, ValueError) as error:
         raise BundleError(f"the bundle {folder} is damaged: {in_a_line(error)}") from error
     return Loaded(kind, folder, steps, record, tuple(results))

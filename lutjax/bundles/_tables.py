@@ -27,18 +27,19 @@ def encode_tensor(tensor: Tensor, values: Array) -> dict[str, Array]:
             name: np.zeros(values.shape, np.int8),
             scale_of(name): np.ones(tensor.scale_shape, np.float32),
         }
-    found = lutjax.quantize_tables(jnp.asarray(each.astype(np.float32)), groups=len(each))
-    scale = np.ldexp(np.float32(1), np.asarray(found.exponents))
+    quantized = lutjax.quantize_tables(jnp.asarray(each.astype(np.float32)), groups=len(each))
+    # Scales are powers of two, so that values survive another save bit for bit.
+    scale = np.ldexp(np.float32(1), np.asarray(quantized.exponents))
     return {
-        name: np.asarray(found.values).reshape(values.shape),
+        name: np.asarray(quantized.values).reshape(values.shape),
         scale_of(name): scale.astype(np.float32).reshape(tensor.scale_shape),
     }
 
 
 def values(tensor: Tensor, arrays: Any) -> Array:
-    found: Array = arrays[name_of(tensor.path)]
+    array: Array = arrays[name_of(tensor.path)]
     if tensor.scale is not None:
         # A scale may hold any number, as a floating-point table may: what overflows is infinite.
         with np.errstate(over="ignore", invalid="ignore"):
-            found = found.astype(np.float32) * arrays[tensor.scale]
-    return found.astype(jnp.dtype(tensor.dtype), copy=False)
+            array = array.astype(np.float32) * arrays[tensor.scale]
+    return array.astype(jnp.dtype(tensor.dtype), copy=False)

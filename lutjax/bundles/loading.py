@@ -15,9 +15,10 @@ from lutjax.bundles.errors import BundleError
 def load(folder: Path, into: Any = None) -> Any:
     """Load a bundle's model or arrays; see `lutjax.load`."""
     bundle = read(folder)
-    found = bundle.config.tensors.values()
+    tensors = bundle.config.tensors.values()
+    # JAX would silently halve 64-bit values.
     wide = next(
-        (t for t in found if jax.dtypes.canonicalize_dtype(jnp.dtype(t.dtype)) != t.dtype), None
+        (t for t in tensors if jax.dtypes.canonicalize_dtype(jnp.dtype(t.dtype)) != t.dtype), None
     )
     if wide is not None:
         raise BundleError(
@@ -49,9 +50,8 @@ def load(folder: Path, into: Any = None) -> Any:
 def _tree(bundle: Bundle, into: Any) -> Any:
     if into is None:
         return jax.tree.map(jnp.asarray, bundle.tree())
-    wanted = flat(into)
-    fit(bundle, wanted)
+    leaves = flat(into)
+    fit(bundle, leaves)
     names = {tensor.path: name for name, tensor in bundle.config.tensors.items()}
-    return jax.tree.unflatten(
-        jax.tree.structure(into), [jnp.asarray(bundle.values(names[path])) for path in wanted]
-    )
+    arrays = [jnp.asarray(bundle.values(names[path])) for path in leaves]
+    return jax.tree.unflatten(jax.tree.structure(into), arrays)

@@ -99,7 +99,7 @@ def write(
       >>> forward.call(weights, jnp.ones((3, 4))).shape
       (3, 2)
     """
-    made = programs_of(model)
+    programs = programs_of(model)
     place = Path(folder)
     save(model, place)
     weights, _ = _modules.functional(model)
@@ -107,9 +107,9 @@ def write(
         name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()
     }
     written, about = [], {}
-    for name, program in made.items():
+    for name, program in programs.items():
         progress(f"exporting {name}")
-        with lutjax.use_implementation("xla"):
+        with lutjax.use_implementation("xla"):  # other kernels are calls into lutjax
             export = jax.export.export(jax.jit(program.function), platforms=platforms)
             exported = export(shapes, *program.arguments.values())
         path = place / f"{name}{ENDING}"
@@ -156,10 +156,10 @@ def programs_of(model: Any) -> dict[str, Program]:
 
 def _decoder_programs(model: Decoder) -> dict[str, Program]:
     context, vocab = model.config.context, model.config.vocab_size
-    _, made = _modules.functional(model)
+    _, merge_module = _modules.functional(model)
 
     def forward(weights: Arrays, tokens: jax.Array) -> jax.Array:
-        length, model = tokens.shape[1], made(weights)
+        length, model = tokens.shape[1], merge_module(weights)
         if isinstance(model, LUTTransformer):
             # Its pairs are divided into tiles of fixed size. Padding after a token does not affect
             # its logits.
@@ -171,19 +171,19 @@ def _decoder_programs(model: Decoder) -> dict[str, Program]:
         return _cross_entropy(forward(weights, tokens), targets)
 
     def split(weights: Arrays, n_texts: Any) -> tuple[Any, Any, Any]:
-        model = made(weights)
+        model = merge_module(weights)
         model.init_cache((n_texts,))
         parts: Any = nnx.split(model, nnx.Cache, ...)
-        graph, cache, kept = parts
-        return graph, cache, kept
+        graph, cache, others = parts
+        return graph, cache, others
 
     def decode(weights: Arrays, state: Arrays, tokens: jax.Array) -> tuple[State, jax.Array]:
-        graph, cache, kept = split(weights, tokens.shape[0])
-        held = [
+        graph, cache, others = split(weights, tokens.shape[0])
+        restored = [
             (path, v.replace(state[name_of(_modules.keys(path))]))
             for path, v in nnx.to_flat_state(cache)
         ]
-        new, logits = feed_tokens(graph, nnx.from_flat_state(held), kept, tokens[:, None])
+        new, logits = feed_tokens(graph, nnx.from_flat_state(restored), others, tokens[:, None])
         return _name_arrays(new), logits
 
     def start(weights: Arrays, tokens: jax.Array) -> tuple[State, jax.Array]:
@@ -195,18 +195,14 @@ def _decoder_programs(model: Decoder) -> dict[str, Program]:
             state, logits = decode(weights, carry[0], token)
             return (state, logits.astype(carry[1].dtype)), None
 
-        first = (
-            _name_arrays(cache),
-            jnp.zeros((tokens.shape[0], vocab), _dtype_of_logits(forward, weights)),
-        )
-        return jax.lax.scan(step, first, tokens.T)[0]
+        logits = jnp.zeros((tokens.shape[0], vocab), _dtype_of_logits(forward, weights))
+        return jax.lax.scan(step, (_name_arrays(cache), logits), tokens.T)[0]
 
+    # Symbolic sizes: one program serves all batches and lengths.
     batch, length = jax.export.symbolic_shape("batch, length", constraints=[f"length <= {context}"])
     any_batch, any_length = jax.export.symbolic_shape("batch, length")
-    texts, prompts = (
-        jax.ShapeDtypeStruct(shape, jnp.int32)
-        for shape in ((batch, length), (any_batch, any_length))
-    )
+    texts = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+    prompts = jax.ShapeDtypeStruct((any_batch, any_length), jnp.int32)
     last = jax.ShapeDtypeStruct((any_batch,), jnp.int32)
     weights, _ = _modules.functional(model)
     state = jax.eval_shape(lambda weights: _name_arrays(split(weights, any_batch)[1]), weights)
@@ -248,15 +244,15 @@ def _dtype_of_logits(forward: Callable[..., Any], weights: Arrays) -> Any:
 
 
 def _classifier_programs(model: LogicClassifier | LogicTreeNet) -> dict[str, Program]:
-    _, made = _modules.functional(model)
+    _, merge_module = _modules.functional(model)
     regression = isinstance(model, LogicClassifier) and model.config.regression
 
     def forward(weights: Arrays, x: jax.Array) -> jax.Array:
-        logits: jax.Array = made(weights)(x, deterministic=True)
+        logits: jax.Array = merge_module(weights)(x, deterministic=True)
         return logits
 
     def loss(weights: Arrays, x: jax.Array, labels: jax.Array) -> jax.Array:
-        found = made(weights)(x, deterministic=False)
+        found = merge_module(weights)(x, deterministic=False)
         if regression:
             return jnp.mean((found - labels) ** 2)
         return _cross_entropy(found, labels)
@@ -288,12 +284,12 @@ def _classifier_programs(model: LogicClassifier | LogicTreeNet) -> dict[str, Pro
 
 
 def _automaton_programs(model: LogicCA) -> dict[str, Program]:
-    _, made = _modules.functional(model)
+    _, merge_module = _modules.functional(model)
     asynchronous = model.config.update_rate < 1
 
     def forward(weights: Arrays, state: jax.Array, key: jax.Array | None = None) -> jax.Array:
         keys = None if key is None else jax.random.wrap_key_data(key)
-        model = made(weights)
+        model = merge_module(weights)
         # Words of 32 cells need fixed sizes, so the soft automaton runs, with one gate in each
         # mixture.
         chosen = jnp.arange(16, dtype=jnp.int32)[:, None] == model.gates()[None]
@@ -304,18 +300,13 @@ def _automaton_programs(model: LogicCA) -> dict[str, Program]:
     sizes = jax.export.symbolic_shape("batch, height, width")
     state = jax.ShapeDtypeStruct((*sizes, model.config.channels), jnp.bool_)
     key = {"key": jax.ShapeDtypeStruct((2,), jnp.uint32)} if asynchronous else {}
-    return {
-        "forward": Program(
-            "state of the hard automaton after a step", forward, {"state": state, **key}, ("state",)
-        )
-    }
+    says = "state of the hard automaton after a step"
+    return {"forward": Program(says, forward, {"state": state, **key}, ("state",))}
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    each = jnp.take_along_axis(
-        jax.nn.log_softmax(logits.astype(jnp.float32)), labels[..., None], -1
-    )
-    return -each.mean()
+    log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32))
+    return -jnp.take_along_axis(log_probabilities, labels[..., None], -1).mean()
 
 
 def _describe_arrays(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,10 +94,12 @@ def save(
             f"save: table_dtype is {format_value(table_dtype)}; "
             f"expected one of {', '.join(TABLE_DTYPES)}, or None for the dtype that they have."
         )
-    facts, found = _flatten_model(model, frozenset(tables))
-    tensors, arrays = _tensors(found, table_dtype)
+    facts, parts = _flatten_model(model, frozenset(tables))
+    tensors, arrays = _tensors(parts, table_dtype)
     _check_place(place)
     place.mkdir(parents=True, exist_ok=True)
+    # Tensors before the config: a killed save leaves a config whose digest does not fit, which
+    # `load` reports, and never a mixture that it accepts.
     with write_atomically(place / TENSORS) as path:
         try:
             save_file(arrays, path, metadata={"format": "np"})
@@ -106,9 +108,8 @@ def save(
         n_bytes, sha256 = path.stat().st_size, digest_of(path)
     config = Config(**facts, n_bytes=n_bytes, sha256=sha256, tensors=tensors)
     with write_atomically(place / CONFIG) as path:
-        path.write_text(
-            json.dumps(config.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8"
-        )
+        content = json.dumps(config.to_dict(), indent=1, allow_nan=False)
+        path.write_text(content + "\n", encoding="utf-8")
     if _card.is_ours(place / CARD):
         with write_atomically(place / CARD) as path:
             path.write_text(_card.card(place.absolute().name, config), encoding="utf-8")
@@ -117,6 +118,7 @@ def save(
 def _flatten_model(
     model: Any, tables: frozenset[str]
 ) -> tuple[dict[str, Any], list[tuple[Keys, str, Any]]]:
+    # Not imported: arrays of Linen or Haiku are saved without Flax NNX.
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(model, nnx.Module):
         return _flatten_module(model)
@@ -161,12 +163,12 @@ def _flatten_module(model: Any) -> tuple[dict[str, Any], list[tuple[Keys, str, A
 
 
 def _tensors(
-    found: list[tuple[Keys, str, Any]], table_dtype: str | None
+    parts: list[tuple[Keys, str, Any]], table_dtype: str | None
 ) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
     tensors: dict[str, Tensor] = {}
     arrays: dict[str, np.ndarray] = {}
     n_tables = 0
-    for path, kind, array in found:
+    for path, kind, array in parts:
         name = name_of(path)
         _check_name(name, array)
         dtype = str(array.dtype)
@@ -175,13 +177,13 @@ def _tensors(
         store = table_dtype if narrower and table_dtype is not None else dtype
         scale = scale_of(name) if store == "int8" and dtype != "int8" else None
         tensor = Tensor(path, kind, tuple(array.shape), dtype, store, scale)
-        made = _tables.encode_tensor(tensor, np.asarray(array))
-        if name in tensors or set(made) & set(arrays):
+        encoded = _tables.encode_tensor(tensor, np.asarray(array))
+        if name in tensors or set(encoded) & set(arrays):
             raise ValueError(
                 f"save: two arrays have the name {format_value(name)}, or scale; rename one."
             )
         tensors[name] = tensor
-        arrays |= {key: np.ascontiguousarray(a).reshape(a.shape) for key, a in made.items()}
+        arrays |= {key: np.ascontiguousarray(a).reshape(a.shape) for key, a in encoded.items()}
     if table_dtype is not None and not n_tables:
         raise ValueError(
             f"save: table_dtype is {table_dtype}, but there are no float tables; leave it out."
@@ -206,13 +208,13 @@ def _check_place(folder: Path) -> None:
     """Raise BundleError if a folder's files with bundle names do not belong to a bundle."""
     if folder.exists() and not folder.is_dir():
         raise BundleError(f"{folder} is a file; choose another folder.")
-    there = [name for name in (CONFIG, TENSORS) if os.path.lexists(folder / name)]
-    if not there:
+    present = [name for name in (CONFIG, TENSORS) if os.path.lexists(folder / name)]
+    if not present:
         return
     try:
         read_config(folder)
     except BundleError as error:
         raise BundleError(
-            f"{folder} holds {there[0]}, which is of no bundle that this version knows, "
+            f"{folder} holds {present[0]}, which is of no bundle that this version knows, "
             f"and would be replaced: choose another folder, or move it away ({error})."
         ) from error

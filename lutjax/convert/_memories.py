@@ -56,10 +56,10 @@ class _Checkpoint:
         return self._files[file]
 
     def prefix(self, ending: str) -> str:
-        found = [name for name in self._files_of if name == ending or name.endswith(f".{ending}")]
-        if len(found) != 1:
-            raise ConversionError(f"{self.folder} has {len(found)} tensors {ending}; expected one.")
-        return found[0].removesuffix(ending)
+        names = [name for name in self._files_of if name == ending or name.endswith(f".{ending}")]
+        if len(names) != 1:
+            raise ConversionError(f"{self.folder} has {len(names)} tensors {ending}; expected one.")
+        return names[0].removesuffix(ending)
 
     def has(self, name: str) -> bool:
         return name in self._files_of
@@ -71,10 +71,10 @@ class _Checkpoint:
 
     def tensor_series(self, name: str) -> Parts:
         """Return the tensors of a numbered series, in numerical order."""
-        found: Parts = []
-        while self.has(name.format(len(found))):
-            found.append(self.locate(name.format(len(found))))
-        return found or [self.locate(name.format(0))]
+        series: Parts = []
+        while self.has(name.format(len(series))):
+            series.append(self.locate(name.format(len(series))))
+        return series or [self.locate(name.format(0))]
 
     def dtype(self, name: str) -> str:
         return self._open(self.locate(name)[0]).tensor(name).dtype
@@ -92,22 +92,22 @@ class _Checkpoint:
                 f"{name} has shape {list(tensor.shape)}; the config needs {list(shape)}."
             )
         data = file.map[tensor.offset : tensor.offset + tensor.n_bytes]
-        found = np.frombuffer(data, _DTYPES[tensor.dtype]).reshape(tensor.shape)
-        return found.astype(np.int64 if tensor.dtype.startswith("I") else np.float32)
+        values = np.frombuffer(data, _DTYPES[tensor.dtype]).reshape(tensor.shape)
+        return values.astype(np.int64 if tensor.dtype.startswith("I") else np.float32)
 
     def matrix(self, name: str, *shape: int) -> np.ndarray:
         """Return a matrix with a scale for each tile, if the checkpoint has scales for it."""
-        found = self.array(f"{name}.weight", *shape)
+        values = self.array(f"{name}.weight", *shape)
         if self.has(f"{name}.scale"):
-            rows, columns = (self.config.get("quantization_config") or {}).get(
-                "weight_block_size", (32, 32)
-            )
+            quantization = self.config.get("quantization_config") or {}
+            rows, columns = quantization.get("weight_block_size", (32, 32))
+            # The last tiles may reach beyond the matrix; their scales are cut off.
             tiles = tuple(-(-n // size) for n, size in zip(shape, (rows, columns), strict=True))
             scale = np.repeat(np.repeat(self.array(f"{name}.scale", *tiles), rows, 0), columns, 1)
-            found = found * scale[: shape[0], : shape[1]]
+            values = values * scale[: shape[0], : shape[1]]
         elif self.dtype(f"{name}.weight") == "F8_E4M3":
             raise ConversionError(f"{name}.weight is F8_E4M3, which needs {name}.scale.")
-        return found
+        return values
 
 
 def convert_memory(
@@ -221,8 +221,7 @@ def _open_table(
             f"{model} does not name the folder of its base files; give it as base=."
         )
     parts, scales = (
-        [(Path(folder) / file, name) for file, name in record[which]]
-        for which in ("parts", "scales")
+        [(Path(folder) / file, name) for file, name in record[kind]] for kind in ("parts", "scales")
     )
     return HostTable.mapped(
         parts,
@@ -294,13 +293,8 @@ def _engram(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: 
     parts = [checkpoint.locate(f"{at}embed.weight")]
     if checkpoint.dtype(f"{at}embed.weight") == "BF16":
         return facts, _make_contiguous(arrays), parts, [], "bfloat16"
-    return (
-        facts,
-        _make_contiguous(arrays),
-        parts,
-        [checkpoint.locate(f"{at}embed.scale")],
-        "e4m3_ue8m0",
-    )
+    scales = [checkpoint.locate(f"{at}embed.scale")]
+    return facts, _make_contiguous(arrays), parts, scales, "e4m3_ue8m0"
 
 
 def _ple(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any) -> Any:
@@ -315,14 +309,12 @@ def _ple(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any
         "sizes": "ngram_heads_vocab_sizes",
         "offsets": "ngram_heads_offsets",
     }
+    # The layout is computed from the config; the checkpoint's own constants prove it right.
     for name, tensor in stored.items():
         if checkpoint.has(table + tensor):
             layout.check(**{name: checkpoint.array(table + tensor)})
-    streams, features, kernel = (
-        config["hc_count"],
-        config["hidden_size"],
-        config["ple_conv_kernel_size"],
-    )
+    streams, features = config["hc_count"], config["hidden_size"]
+    kernel = config["ple_conv_kernel_size"]
     row_size, channels = config["ple_embed_dim"], streams * features
     conv = checkpoint.array(f"{at}conv1d.weight", channels, 1, kernel)
     arrays = {
@@ -330,22 +322,17 @@ def _ple(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any
         "value_kernel": checkpoint.matrix(f"{at}value_proj", features, row_size).T,
         "conv_kernel": conv[:, 0].T.reshape(kernel, streams, features),
     }
-    for name in ("query", "key", "conv"):  # the checkpoint stores the distance of the scale from 1
-        arrays[f"{name}_scale"] = 1 + checkpoint.array(f"{at}norm_{name}.weight", channels).reshape(
-            streams, features
-        )
+    for name in ("query", "key", "conv"):
+        offset = checkpoint.array(f"{at}norm_{name}.weight", channels)
+        # The checkpoint stores the distance of the scale from 1.
+        arrays[f"{name}_scale"] = 1 + offset.reshape(streams, features)
     arguments = _memory_arguments(features, streams, kernel, config["rms_norm_eps"], layout.width)
     facts = {"layer": layer, "class": "NgramMemory", "arguments": arguments, "layout": layout}
     parts = checkpoint.tensor_series(f"{table}ngram_embedding.shard_{{}}.weight")
     if checkpoint.dtype(parts[0][1]) == "BF16":
         return facts, _make_contiguous(arrays), parts, [], "bfloat16"
-    return (
-        facts,
-        _make_contiguous(arrays),
-        parts,
-        [checkpoint.locate(f"{table}ngram_embedding.weight_scale")],
-        "e4m3",
-    )
+    scales = [checkpoint.locate(f"{table}ngram_embedding.weight_scale")]
+    return facts, _make_contiguous(arrays), parts, scales, "e4m3"
 
 
 def _longcat(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: Any) -> Any:
@@ -365,13 +352,8 @@ def _longcat(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer:
     ]
     arguments = {"features": features, "width": layout.width}
     facts = {"layer": 0, "class": "NgramEmbedding", "arguments": arguments, "layout": layout}
-    return (
-        facts,
-        {"kernel": np.stack(kernel)},
-        checkpoint.tensor_series(f"{at}embedders.{{}}.weight"),
-        [],
-        "bfloat16",
-    )
+    parts = checkpoint.tensor_series(f"{at}embedders.{{}}.weight")
+    return facts, {"kernel": np.stack(kernel)}, parts, [], "bfloat16"
 
 
 def _memory_arguments(
@@ -387,21 +369,21 @@ def _make_contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _index_of_layer(layers: list[int], layer: int, first: int) -> int:
     if layer + first not in layers:
-        shown = ", ".join(str(other - first) for other in layers)
-        raise ConversionError(f"layer {layer} has no memory; layers with one are {shown}.")
+        choices = ", ".join(str(other - first) for other in layers)
+        raise ConversionError(f"layer {layer} has no memory; layers with one are {choices}.")
     return layers.index(layer + first)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = strict_json.loads(path.read_bytes())
+        content = strict_json.loads(path.read_bytes())
     except OSError as error:
         raise FolderError(f"{path} cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         raise FolderError(f"{path} is no JSON: {in_a_line(error)}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise FolderError(f"{path} holds no JSON object.")
-    return found
+    return content
 
 
 def facts(model: Path) -> dict[str, Any]:
@@ -416,27 +398,21 @@ def facts(model: Path) -> dict[str, Any]:
     }
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
-    layout, base, arguments = found["layout"], found["base"], found["arguments"]
+def lines(record: Mapping[str, Any]) -> list[str]:
+    layout, base, arguments = record["layout"], record["base"], record["arguments"]
     files: dict[str, Any] = {part["file"]: part for part in base["parts"]}
+    source = f"converted from {record['family']}, layer {record['layer']}"
+    sizes = ", ".join(f"{name} {value}" for name, value in arguments.items())
+    rows = f"{base['rows']:,} rows of {base['width']} elements, {record['codec']}"
+    orders = f"orders {', '.join(map(str, layout['orders']))}, {layout['heads']} heads"
     return [
-        (
-            f"{found['folder']}: an n-gram memory, converted from {found['family']}, "
-            f"layer {found['layer']}"
-        ),
-        f"holds: the small tensors of a {found['class']}: "
-        + ", ".join(f"{k} {v}" for k, v in arguments.items()),
-        (
-            f"table: {base['rows']:,} rows of {base['width']} elements, {found['codec']}, "
-            f"in {len(files)} files:"
-        ),
+        f"{record['folder']}: an n-gram memory, {source}",
+        f"holds: the small tensors of a {record['class']}: {sizes}",
+        f"table: {rows}, in {len(files)} files:",
         *(
             f"  {name}: {part['size']:,} bytes, header {part['header']}"
             for name, part in files.items()
         ),
-        (
-            f"layout: {layout['family']}, orders {', '.join(map(str, layout['orders']))}, "
-            f"{layout['heads']} heads, digest {layout['digest']}"
-        ),
+        f"layout: {layout['family']}, {orders}, digest {layout['digest']}",
         f"vocabulary: {layout['vocabulary'] or 'tokens are not merged'}",
     ]

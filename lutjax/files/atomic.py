@@ -19,14 +19,14 @@ def digest_of(path: Path) -> str | None:
 
 def entries(folder: Path) -> set[str]:
     """Return relative paths of all files, links and empty folders (with a slash) in a folder."""
-    found = set()
+    names = set()
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink() or not path.is_dir():
-            found.add(name)
+            names.add(name)
         elif not any(path.iterdir()):
-            found.add(f"{name}/")
-    return found
+            names.add(f"{name}/")
+    return names
 
 
 @contextmanager
@@ -35,6 +35,7 @@ def write_atomically(path: Path) -> Iterator[Path]:
 
     An error, or the end of the process, keeps the previous file.
     """
+    # Beside the target: only a rename within one file system is atomic.
     unfinished = path.with_name(f".unfinished-{path.name}")
     try:
         yield unfinished
@@ -62,6 +63,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         yield unfinished
+        # A rename cannot replace a folder that has entries, so the old one moves aside first.
         if folder.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             os.replace(folder, replaced)
@@ -69,8 +71,8 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     finally:
         if replaced.exists() and not folder.exists():
             os.replace(replaced, folder)
-        for left in (unfinished, replaced):
-            shutil.rmtree(left, ignore_errors=True)
+        for path in (unfinished, replaced):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def content(source: str | bytes | os.PathLike[str]) -> str | bytes:

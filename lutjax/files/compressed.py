@@ -66,8 +66,8 @@ def open_compressed(path: Path) -> Iterator[io.BufferedReader]:
     Reading raises PackedError as `check` does, or if the file is damaged.
     """
     packed = path.suffix.lower() == ".gz"
-    found: io.BufferedReader = (
+    opened: io.BufferedReader = (
         io.BufferedReader(_Gzip(path), 1 << 16) if packed else path.open("rb")
     )
-    with found as file:
+    with opened as file:
         yield file

@@ -85,21 +85,22 @@ class Fields:
             )
         if name not in value:
             raise ValueError(f"{self.where} has no {name!r}.")
-        found = value[name]
-        if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
+        member = value[name]
+        # In Python, true and false are integers.
+        if not isinstance(member, kind) or (isinstance(member, bool) and kind is int):
             raise ValueError(
-                f"{self.where}: {name!r} is {format_value(found)}; expected {_KINDS[kind]}."
+                f"{self.where}: {name!r} is {format_value(member)}; expected {_KINDS[kind]}."
             )
-        return found
+        return member
 
     def number(self, value: Any, name: str) -> float | None:
         """Return a numeric field of an object, or None if it is null or missing."""
-        found = value.get(name)
-        if found is None:
+        member = value.get(name)
+        if member is None:
             return None
         with contextlib.suppress(OverflowError):  # an integer too large for a float
-            if isinstance(found, int | float) and not isinstance(found, bool):
-                return float(found)
+            if isinstance(member, int | float) and not isinstance(member, bool):
+                return float(member)
         raise ValueError(
-            f"{self.where}: {name!r} is {format_value(found)}; expected a number or null."
+            f"{self.where}: {name!r} is {format_value(member)}; expected a number or null."
         )

@@ -92,9 +92,8 @@ class TensorFile:
                 header = hashlib.sha256(file.read(n_bytes)).hexdigest()
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 if hasattr(mmap, "MADV_RANDOM"):
-                    mapped.madvise(
-                        mmap.MADV_RANDOM
-                    )  # neighbors of a row are no more likely to be read
+                    # Neighbors of a row are no more likely to be read: read no pages ahead.
+                    mapped.madvise(mmap.MADV_RANDOM)
         except OSError as error:
             raise TensorFileError(f"{path} cannot be read: {error.strerror or error}.") from error
         except (ValueError, TypeError, KeyError, struct.error, UnicodeDecodeError) as error:
@@ -131,6 +130,7 @@ class TensorFile:
         """
         last, length = max(tensor.n_bytes - _SAMPLE, 0), min(_SAMPLE, tensor.n_bytes)
         starts = sorted({tensor.offset + last * i // (count - 1) for i in range(count)})
+        # The kernel reads all samples at once, in place of one after the other.
         if hasattr(mmap, "MADV_WILLNEED"):
             for start in starts:
                 page = start // mmap.PAGESIZE * mmap.PAGESIZE
@@ -139,10 +139,10 @@ class TensorFile:
 
     def digest_ranges(self, ranges: list[slice]) -> str:
         """Return the SHA-256 for parts of the file, in hexadecimal digits."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for part in ranges:
-            found.update(self.map[part])
-        return found.hexdigest()
+            digest.update(self.map[part])
+        return digest.hexdigest()
 
     def release(self) -> None:
         """Unmap resident pages; they stay in the host's page cache."""
@@ -157,7 +157,7 @@ def _parse_safetensors(file: BinaryIO, size: int) -> dict[str, Tensor]:
     entries = strict_json.loads(file.read(n_bytes))
     if not isinstance(entries, dict):
         raise ValueError("its header is no object")
-    found = {}
+    tensors = {}
     for name, entry in entries.items():
         if name == "__metadata__" or entry["dtype"] not in _SIZES:
             continue
@@ -165,13 +165,14 @@ def _parse_safetensors(file: BinaryIO, size: int) -> dict[str, Tensor]:
         tensor = Tensor(entry["dtype"], tuple(entry["shape"]), 8 + n_bytes + first)
         if not all(isinstance(n, int) and n >= 0 for n in (first, last, *tensor.shape)):
             raise ValueError(f"{in_a_line(name, 100)} has no valid position")
+        # An untrusted header: a shape must not reach beyond its own bytes.
         if last - first != tensor.n_bytes:
             raise ValueError(
                 f"{in_a_line(name, 100)} has {last - first:,} bytes; "
                 f"its shape needs {tensor.n_bytes:,}"
             )
-        found[name] = tensor
-    return found
+        tensors[name] = tensor
+    return tensors
 
 
 def _parse_gguf(file: BinaryIO, size: int) -> dict[str, Tensor]:
@@ -191,7 +192,7 @@ def _parse_gguf(file: BinaryIO, size: int) -> dict[str, Tensor]:
             file.seek(read("Q"), os.SEEK_CUR)
         elif kind == _GGUF_ARRAY:
             inner, count = read("I"), read("Q")
-            if inner in _GGUF_VALUES:
+            if inner in _GGUF_VALUES:  # fixed sizes: vocabularies have many elements
                 file.seek(_GGUF_VALUES[inner] * count, os.SEEK_CUR)
                 return
             for _ in range(min(count, _MOST_HEADER)):
@@ -210,7 +211,7 @@ def _parse_gguf(file: BinaryIO, size: int) -> dict[str, Tensor]:
             alignment = read("I")
         else:
             skip(kind)
-    found = {}
+    tensors = {}
     for _ in range(n_tensors):
         name, rank = text(), read("I")
         if rank > 8:
@@ -218,9 +219,9 @@ def _parse_gguf(file: BinaryIO, size: int) -> dict[str, Tensor]:
         shape = tuple(read("Q") for _ in range(rank))[::-1]  # GGUF writes the contiguous axis first
         kind, offset = read("I"), read("Q")
         if kind in _GGUF_TYPES:
-            found[name] = Tensor(_GGUF_TYPES[kind], shape, offset)
+            tensors[name] = Tensor(_GGUF_TYPES[kind], shape, offset)
     first = -(-file.tell() // alignment) * alignment
     return {
         name: dataclasses.replace(tensor, offset=first + tensor.offset)
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
     }

@@ -91,7 +91,7 @@ class _Server:
         self.name, self.limits, self.metrics = name, limits, Metrics()
         self._created = int(time.time())
 
-    async def answer(self, request: Request, found: dict[str, Any], start: float) -> Response:
+    async def answer(self, request: Request, body: dict[str, Any], start: float) -> Response:
         """Answer the body of a request."""
         raise NotImplementedError
 
@@ -126,15 +126,12 @@ class _Server:
         return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
     async def _health(self, request: Request) -> Response:
-        healthy = self.is_healthy()
-        return JSONResponse(
-            {"status": "ok" if healthy else "failed", "model": self.name}, 200 if healthy else 503
-        )
+        status, code = ("ok", 200) if self.is_healthy() else ("failed", 503)
+        return JSONResponse({"status": status, "model": self.name}, code)
 
     async def _metrics(self, request: Request) -> Response:
-        return PlainTextResponse(
-            self.metrics.text(self.gauges()), media_type="text/plain; version=0.0.4"
-        )
+        text = self.metrics.text(self.gauges())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
         about = {"id": self.name, "object": "model", "created": self._created, "owned_by": "lutjax"}
@@ -157,12 +154,9 @@ class _Server:
         try:
             async for part in request.stream():
                 size += len(part)
-                if size > self.limits.body:
-                    raise RequestError(
-                        413,
-                        f"the body has more than {self.limits.body:,} bytes, "
-                        "the limit of this server.",
-                    )
+                if size > self.limits.body:  # counted, since a header may claim any length
+                    limit = f"{self.limits.body:,} bytes, the limit of this server."
+                    raise RequestError(413, f"the body has more than {limit}")
                 parts.append(part)
         except ClientDisconnect as error:
             raise RequestError(400, "the body is not whole.") from error
@@ -178,12 +172,10 @@ async def _error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path[:100]}"
-    said = {404: f"there is no {what}.", 405: f"{what} is not allowed."}.get(
-        error.status_code, error.detail
-    )
-    return JSONResponse(
-        RequestError(error.status_code, said).body(), error.status_code, error.headers
-    )
+    messages = {404: f"there is no {what}.", 405: f"{what} is not allowed."}
+    message = messages.get(error.status_code, error.detail)
+    body = RequestError(error.status_code, message).body()
+    return JSONResponse(body, error.status_code, error.headers)
 
 
 class _TextServer(_Server):
@@ -211,11 +203,12 @@ class _TextServer(_Server):
     def stop(self) -> None:
         self.engine.stop()
 
-    async def answer(self, request: Request, found: dict[str, Any], start: float) -> Response:
-        asked = Completion.parse(found, self.name, self.limits)
+    async def answer(self, request: Request, body: dict[str, Any], start: float) -> Response:
+        asked = Completion.parse(body, self.name, self.limits)
         parts: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
+        # The engine thread calls it; queues of asyncio belong to the thread of their loop.
         def push(part: bytes | BaseException | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(parts.put_nowait, part)
@@ -238,9 +231,8 @@ class _TextServer(_Server):
         }
         texts = self._texts(asked, job, parts)
         if asked.stream:
-            return StreamingResponse(
-                self._events(asked, about, job, texts, start), media_type="text/event-stream"
-            )
+            events = self._events(asked, about, job, texts, start)
+            return StreamingResponse(events, media_type="text/event-stream")
         whole, ended = "", None
         watch = asyncio.ensure_future(_cancel_disconnected(request, job))
         try:
@@ -249,9 +241,8 @@ class _TextServer(_Server):
         finally:
             watch.cancel()
             job.cancelled = True
-        return JSONResponse(
-            {**about, "choices": [_choice(whole, ended)], "usage": _usage(asked, job)}
-        )
+        answer = {"choices": [_choice(whole, ended)], "usage": _usage(asked, job)}
+        return JSONResponse({**about, **answer})
 
     async def _texts(
         self, asked: Completion, job: Job, parts: asyncio.Queue[bytes | BaseException | None]
@@ -319,8 +310,8 @@ def _usage(asked: Completion, job: Job) -> dict[str, int]:
     }
 
 
-def _event(found: dict[str, Any]) -> str:
-    return f"data: {json.dumps(found)}\n\n"
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
 
 
 class _CallServer(_Server):
@@ -356,41 +347,34 @@ class _ClassServer(_CallServer):
         super().__init__(name, limits)
         self.run = run
 
-    async def answer(self, request: Request, found: dict[str, Any], start: float) -> Response:
-        if set(found) not in ({"rows"}, {"columns"}, {"rows", "model"}, {"columns", "model"}):
+    async def answer(self, request: Request, body: dict[str, Any], start: float) -> Response:
+        if set(body) not in ({"rows"}, {"columns"}, {"rows", "model"}, {"columns", "model"}):
             raise RequestError(
                 400,
-                f"the body has the fields {format_names(sorted(found), 100) or 'none'}; "
+                f"the body has the fields {format_names(sorted(body), 100) or 'none'}; "
                 "it must have rows, a list of samples, or columns, an object of lists, "
                 "and nothing else but model.",
             )
-        if found.get("model") not in (None, self.name):
-            raise RequestError(404, not_hosted(found["model"], self.name), "model")
-        x = self._parse_samples(found)
+        if body.get("model") not in (None, self.name):
+            raise RequestError(404, not_hosted(body["model"], self.name), "model")
+        x = self._parse_samples(body)
         votes, numbers = await self._call_in_turn(self._answers, x)
         self.metrics.tokens("rows", len(x))
+        answer: dict[str, Any] = {"model": self.name}
         if self.run.form.regression:
-            return JSONResponse(
-                {"model": self.name, "numbers": numbers.tolist(), "votes": votes.tolist()}
-            )
-        found_classes = predictions.Predictions(votes, self.run.form.classes)
-        return JSONResponse(
-            {
-                "model": self.name,
-                "classes": found_classes.names,
-                "votes": votes.tolist(),
-                "names": list(self.run.form.classes),
-            }
-        )
+            return JSONResponse({**answer, "numbers": numbers.tolist(), "votes": votes.tolist()})
+        names = self.run.form.classes
+        answer |= {"classes": predictions.Predictions(votes, names).names}
+        return JSONResponse({**answer, "votes": votes.tolist(), "names": list(names)})
 
-    def _parse_samples(self, found: dict[str, Any]) -> np.ndarray:
+    def _parse_samples(self, body: dict[str, Any]) -> np.ndarray:
         """Return the samples in a body.
 
         Raises:
           RequestError: the samples are invalid, or too many.
         """
-        name = "rows" if "rows" in found else "columns"
-        raw = found[name]
+        name = "rows" if "rows" in body else "columns"
+        raw = body[name]
         lists = [raw] if name == "rows" else raw.values() if isinstance(raw, dict) else []
         if not lists or not all(isinstance(one, list) for one in lists):
             kind = "a list of samples" if name == "rows" else "an object of lists"
@@ -404,11 +388,10 @@ class _ClassServer(_CallServer):
             )
         is_table = self.run.form.encoding is not None
         check_cells(raw, name, is_table=is_table)
+        if name == "rows":
+            raw = np.asarray(raw, None if is_table else np.float64)
         try:
-            return self.run.form.numbers(
-                np.asarray(raw, None if is_table else np.float64) if name == "rows" else raw,
-                name=name,
-            )
+            return self.run.form.numbers(raw, name=name)
         except (SamplesError, ValueError, TypeError) as error:  # its message begins with the name
             raise RequestError(400, in_a_line(error), name) from error
 
@@ -420,9 +403,10 @@ class _ClassServer(_CallServer):
 
         The padding limits the number of compiled programs.
         """
-        padded = np.concatenate([x, np.repeat(x[:1], (1 << (len(x) - 1).bit_length()) - len(x), 0)])
-        found = self.run.predict_numbers(padded)
-        return found.votes[: len(x)], found.numbers[: len(x)]
+        size = 1 << (len(x) - 1).bit_length()
+        padded = np.concatenate([x, np.repeat(x[:1], size - len(x), 0)])
+        predicted = self.run.predict_numbers(padded)
+        return predicted.votes[: len(x)], predicted.numbers[: len(x)]
 
 
 class _MemoryServer(_CallServer):
@@ -444,18 +428,17 @@ class _MemoryServer(_CallServer):
 
         self._step = step
 
-    async def answer(self, request: Request, found: dict[str, Any], start: float) -> Response:
-        if unknown := sorted(set(found) - {"model", "tokens", "vectors", "history"}):
+    async def answer(self, request: Request, body: dict[str, Any], start: float) -> Response:
+        if unknown := sorted(set(body) - {"model", "tokens", "vectors", "history"}):
             raise RequestError(
                 400, f"the field {format_value(unknown[0])} is unknown; leave it out.", unknown[0]
             )
-        if found.get("model") not in (None, self.name):
-            raise RequestError(404, not_hosted(found["model"], self.name), "model")
-        tokens = self._parse_tokens(found.get("tokens"))
-        x = self._parse_array(
-            "vectors", found.get("vectors"), (len(tokens), *self._vector), np.float32
-        )
-        history = self._parse_history(found.get("history"))
+        if body.get("model") not in (None, self.name):
+            raise RequestError(404, not_hosted(body["model"], self.name), "model")
+        tokens = self._parse_tokens(body.get("tokens"))
+        shape = (len(tokens), *self._vector)
+        x = self._parse_array("vectors", body.get("vectors"), shape, np.float32)
+        history = self._parse_history(body.get("history"))
         y, history = await self._call_in_turn(self._answer, x, tokens, history)
         self.metrics.tokens("tokens", len(tokens))
         state = {name: np.asarray(getattr(history, name)).tolist() for name in _STATE}
@@ -486,7 +469,7 @@ class _MemoryServer(_CallServer):
                 400, f"{name} is {format_value(raw)}; expected lists of numbers.", name
             )
         check_cells(raw, name, is_table=False)
-        array = np.asarray(raw, np.float64)
+        array = np.asarray(raw, np.float64)  # holds int32 and float32 exactly, until the check
         if array.shape != shape and (array.size or math.prod(shape)):
             raise RequestError(
                 400, f"{name} has shape {list(array.shape)}; expected {list(shape)}.", name

@@ -73,6 +73,7 @@ class Engine:
         self._changed = threading.Condition()
         self._stopping = False
         self._compiled = threading.Event()
+        # A daemon: a process that ends without `stop` must not wait for the device.
         self._thread = threading.Thread(target=self._run, name="lutjax-serving", daemon=True)
         self._thread.start()
 
@@ -117,6 +118,8 @@ class Engine:
         try:
             self.slots.compile(BLOCK)
             self._compiled.set()
+            # One part of each new prompt between two blocks: a long prompt delays the others only
+            # a little.
             while self._admit():
                 for slot in self.slots.reading:
                     token = self.slots.read(slot)

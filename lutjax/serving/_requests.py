@@ -24,17 +24,9 @@ _UNUSED: dict[str, tuple[Any, ...]] = {
 """Unsupported interface fields, each with its accepted no-op values."""
 
 _KNOWN = {
-    "echo",
-    "max_tokens",
-    "model",
-    "prompt",
-    "seed",
-    "stop",
-    "stream",
-    "stream_options",
-    "temperature",
-    "user",
-}
+    "echo", "max_tokens", "model", "prompt", "seed", "stop", "stream", "stream_options",
+    "temperature", "user",
+}  # fmt: skip
 
 
 class RequestError(Exception):
@@ -54,9 +46,9 @@ class RequestError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the error body in the completion interface's format."""
-        kind = (
-            "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
-        )
+        kind = "server_error"
+        if self.status < 500 and self.status != 429:
+            kind = "invalid_request_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": None}}
 
 
@@ -67,14 +59,14 @@ def loads(body: bytes) -> dict[str, Any]:
       RequestError: the body is not a JSON object.
     """
     try:
-        found = strict_json.loads(body)
+        content = strict_json.loads(body)
     except ValueError as error:
         raise RequestError(400, f"the body is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise RequestError(
-            400, f"the body is {strict_json.format_value(found)}; expected an object."
+            400, f"the body is {strict_json.format_value(content)}; expected an object."
         )
-    return found
+    return content
 
 
 def not_hosted(asked: Any, model: str) -> str:
@@ -110,10 +102,9 @@ def check_cells(raw: dict[str, list[Any]] | list[Any], name: str, *, is_table: b
                     "all columns must have as many.",
                     name,
                 )
+            place = f"{name}[{strict_json.format_value(column)}]"
             for row, cell in enumerate(cells):
-                _check_cell(
-                    cell, f"{name}[{strict_json.format_value(column)}][{row}]", name, is_table
-                )
+                _check_cell(cell, f"{place}[{row}]", name, is_table)
         return
     _shape(raw, name, name, is_table)
 
@@ -132,13 +123,13 @@ def _shape(value: Any, place: str, name: str, is_table: bool) -> tuple[int, ...]
         )
     first: tuple[int, ...] = ()
     for i, item in enumerate(value):
-        found = _shape(item, f"{place}[{i}]", name, is_table)
+        inner = _shape(item, f"{place}[{i}]", name, is_table)
         if i == 0:
-            first = found
-        elif found != first:
+            first = inner
+        elif inner != first:
             raise RequestError(
                 400,
-                f"{place}[{i}] has {_sizes(found)}, but {place}[0] has {_sizes(first)}; "
+                f"{place}[{i}] has {_sizes(inner)}, but {place}[0] has {_sizes(first)}; "
                 "all must have as many.",
                 name,
             )
@@ -189,13 +180,13 @@ class Completion:
     echo: bool
 
     @classmethod
-    def parse(cls, found: dict[str, Any], model: str, limits: Limits) -> "Completion":
+    def parse(cls, fields: dict[str, Any], model: str, limits: Limits) -> "Completion":
         """Parse the request in a body.
 
         Raises:
           RequestError: a field is invalid, unknown, or requests an unsupported feature.
         """
-        for name, value in found.items():
+        for name, value in fields.items():
             if name in _UNUSED and value not in _UNUSED[name]:
                 raise RequestError(
                     400,
@@ -209,19 +200,16 @@ class Completion:
                     f"the field {strict_json.format_value(name)} is unknown; leave it out.",
                     name,
                 )
-        if found.get("model") not in (None, model):
-            raise RequestError(404, not_hosted(found["model"], model), "model")
-        prompt = found.get("prompt")
+        if fields.get("model") not in (None, model):
+            raise RequestError(404, not_hosted(fields["model"], model), "model")
+        prompt = fields.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
             prompt = prompt[0]
-        if (
-            isinstance(prompt, list)
-            and prompt
-            and all(type(token) is int and 0 <= token < 256 for token in prompt)
-        ):
-            text = bytes(prompt)
-        elif isinstance(prompt, str):
+        # JSON may hold halves of surrogate pairs, which UTF-8 has no bytes for.
+        if isinstance(prompt, str):
             text = prompt.encode(errors="surrogatepass")
+        elif _are_bytes(prompt):
+            text = bytes(prompt)
         else:
             raise RequestError(
                 400,
@@ -233,41 +221,46 @@ class Completion:
             raise RequestError(
                 400, f"prompt has {len(text):,} bytes; expected 1 to {limits.prompt:,}.", "prompt"
             )
-        stops = found.get("stop")
+        stops = fields.get("stop")
         stops = () if stops is None else (stops,) if isinstance(stops, str) else stops
-        if (
-            not isinstance(stops, list | tuple)
-            or not all(isinstance(s, str) and 0 < len(s) <= _MOST_STOP for s in stops)
-            or len(stops) > _MOST_STOPS
-        ):
+        are_texts = isinstance(stops, list | tuple) and all(
+            isinstance(stop, str) and 0 < len(stop) <= _MOST_STOP for stop in stops
+        )
+        if not are_texts or len(stops) > _MOST_STOPS:
             raise RequestError(
                 400,
-                f"stop is {strict_json.format_value(found['stop'])}; "
+                f"stop is {strict_json.format_value(fields['stop'])}; "
                 f"expected up to {_MOST_STOPS} texts of up to {_MOST_STOP} characters.",
                 "stop",
             )
-        options = found.get("stream_options") or {}
+        options = fields.get("stream_options") or {}
         if not isinstance(options, dict):
             raise RequestError(
                 400,
                 f"stream_options is {strict_json.format_value(options)}; expected an object.",
                 "stream_options",
             )
-        seed = _number(found, "seed", secrets.randbits(32), 0, 2**32 - 1, int)
+        seed = _number(fields, "seed", secrets.randbits(32), 0, 2**32 - 1, int)
         return cls(
             text,
-            int(_number(found, "max_tokens", 16, 1, limits.tokens, int)),
-            float(_number(found, "temperature", 1.0, 0, _MOST_TEMPERATURE, (int, float))),
+            int(_number(fields, "max_tokens", 16, 1, limits.tokens, int)),
+            float(_number(fields, "temperature", 1.0, 0, _MOST_TEMPERATURE, (int, float))),
             int(seed),
             tuple(stops),
-            _flag(found, "stream"),
+            _flag(fields, "stream"),
             _flag(options, "include_usage"),
-            _flag(found, "echo"),
+            _flag(fields, "echo"),
         )
 
 
+def _are_bytes(prompt: Any) -> bool:
+    if not isinstance(prompt, list) or not prompt:
+        return False
+    return all(type(token) is int and 0 <= token < 256 for token in prompt)
+
+
 def _number(
-    found: dict[str, Any],
+    fields: dict[str, Any],
     name: str,
     default: float | int,
     least: float | int,
@@ -275,7 +268,7 @@ def _number(
     kind: Any,
 ) -> float | int:
     """Return a numeric field within its bounds, or its default."""
-    value = found.get(name)
+    value = fields.get(name)
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
@@ -289,8 +282,8 @@ def _number(
     return number
 
 
-def _flag(found: dict[str, Any], name: str) -> bool:
-    value = found.get(name, False)
+def _flag(fields: dict[str, Any], name: str) -> bool:
+    value = fields.get(name, False)
     if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
         raise RequestError(
             400, f"{name} is {strict_json.format_value(value)}; expected true or false.", name

@@ -36,6 +36,7 @@ class Answer:
         if ends:
             self.stopped, self._held = True, ""
             return text[: min(ends)]
+        # Keep what may become a stop sequence, since sent text cannot be taken back.
         n = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - n :]
         return text[: len(text) - n]
@@ -43,6 +44,5 @@ class Answer:
 
 def _overlap(text: str, stop: str) -> int:
     """Return the number of final characters in a text that may begin a stop sequence."""
-    return next(
-        (n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0
-    )
+    lengths = range(min(len(stop) - 1, len(text)), 0, -1)
+    return next((n for n in lengths if text.endswith(stop[:n])), 0)
