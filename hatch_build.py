@@ -75,35 +75,33 @@ class Sources:
         """Return a class attribute's value, and its module."""
         for module, node in reversed(classes):
             for line in node.body:
-                targets = getattr(line, "targets", None) or [getattr(line, "target", None)]
-                if (
-                    isinstance(line, ast.Assign | ast.AnnAssign)
-                    and ast.unparse(targets[0]) == name
-                    and line.value
-                ):
+                if not isinstance(line, ast.Assign | ast.AnnAssign) or not line.value:
+                    continue
+                target = line.targets[0] if isinstance(line, ast.Assign) else line.target
+                if ast.unparse(target) == name:
                     return module, line.value
         return "", None
 
     def fields(self, classes: list[tuple[str, ast.ClassDef]]) -> dict[str, tuple[str, bool, bool]]:
         """Return a layer's arguments: annotation, has a default, is keyword-only."""
         _, implied = self.constant(classes, "implied")
-        found: dict[str, tuple[str, bool, bool]] = {}
+        fields: dict[str, tuple[str, bool, bool]] = {}
         for _, node in classes:
             if not any("dataclass" in ast.unparse(d) for d in node.decorator_list):
                 continue
             named = False
             for line in node.body:
-                if not isinstance(line, ast.AnnAssign) or "ClassVar" in ast.unparse(
-                    line.annotation
-                ):
+                if not isinstance(line, ast.AnnAssign):
                     continue
                 name, annotation = ast.unparse(line.target), ast.unparse(line.annotation)
-                if name == "_":
+                if "ClassVar" in annotation:
+                    continue
+                if name == "_":  # KW_ONLY
                     named = True
                 else:
-                    found[name] = annotation, line.value is not None, named
+                    fields[name] = annotation, line.value is not None, named
         others = {"class_name", *(ast.literal_eval(implied) if implied else ())}
-        return {name: field for name, field in found.items() if name not in others}
+        return {name: field for name, field in fields.items() if name not in others}
 
 
 def function(node: ast.FunctionDef, name: str, first: list[ast.arg] | None = None) -> str:
@@ -131,15 +129,10 @@ def layer(sources: Sources, library: str, module: str, spec: str) -> str:
     """Return a layer's class for a library's stub."""
     classes = list(sources.ancestors(module, spec))
     fields = sources.fields(classes)
-    base = (
-        "Attention"
-        if "attend_with_cache"
-        in (f.name for _, c in classes for f in c.body if isinstance(f, ast.FunctionDef))
-        else "Layer"
-    )
-    inferred = next(
-        iter({n for n, (_, _, named) in fields.items() if not named} & {"in_features"}), None
-    )
+    functions = [f for _, c in classes for f in c.body if isinstance(f, ast.FunctionDef)]
+    base = "Attention" if any(f.name == "attend_with_cache" for f in functions) else "Layer"
+    # These libraries infer the number of inputs at the first call.
+    inferred = "in_features" in fields and not fields["in_features"][2]
     positional, keyword = [], []
     lines = []
     for name, (annotation, has_default, named) in fields.items():
@@ -158,19 +151,13 @@ def layer(sources: Sources, library: str, module: str, spec: str) -> str:
     of_call = sources.find(place, ast.unparse(call))[1] if call else None
     assert isinstance(of_call, ast.FunctionDef)
     body.append(function(of_call, "__call__"))
-    first = (
-        [ast.arg("variables", ast.parse("Mapping[str, Any]", mode="eval").body)]
-        if library == "linen"
-        else []
-    )
+    first = []
+    if library == "linen":
+        variables = ast.parse("Mapping[str, Any]", mode="eval").body
+        first = [ast.arg("variables", variables)]
     _, methods = sources.constant(classes, "methods")
     for name in ast.literal_eval(methods) if methods else ():
-        node = next(
-            line
-            for _, cls in reversed(classes)
-            for line in cls.body
-            if isinstance(line, ast.FunctionDef) and line.name == name
-        )
+        node = next(f for f in reversed(functions) if f.name == name)  # of the last class
         body.append(function(node, name, first))
     body.append("    def __getattr__(self, name: str) -> Any: ...\n")
     return "\n".join(body)
@@ -179,24 +166,24 @@ def layer(sources: Sources, library: str, module: str, spec: str) -> str:
 def stub(root: Path, library: str) -> str:
     """Return a library's stub."""
     sources = Sources(root)
-    found = []
+    layers = []
     for module, tree in sorted(sources.trees.items()):
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and sources.constant([(module, node)], "example")[1]:
-                found.append(layer(sources, library, module, node.name))
-    return HEADER.format(library=library) + "\n\n".join(found)
+                layers.append(layer(sources, library, module, node.name))
+    return HEADER.format(library=library) + "\n\n".join(layers)
 
 
 def write(root: Path, to: Path) -> dict[Path, str]:
     """Write the stubs below a folder, and return their files with their places in a wheel."""
-    found = {}
+    stubs = {}
     for library in LIBRARIES:
         place = f"lutjax/layers/{library}/__init__.pyi"
         path = to / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(stub(root, library), encoding="utf-8")
-        found[path] = place
-    return found
+        stubs[path] = place
+    return stubs
 
 
 class StubHook(BuildHookInterface):  # type: ignore[misc, valid-type]

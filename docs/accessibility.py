@@ -54,33 +54,30 @@ class _Page(HTMLParser):
         self._fields: list[dict[str, str | None]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if given.get("id"):
-            self.ids[str(given["id"])] += 1
-        if tag == "html" and not given.get("lang"):
+        attributes = dict(attrs)
+        if attributes.get("id"):
+            self.ids[str(attributes["id"])] += 1
+        if tag == "html" and not attributes.get("lang"):
             self.problems.append("the page has no language")
         if tag == "img":
-            if "alt" not in given:
-                self.problems.append(f"no alt text: {given.get('src', '')[-60:]}")
-            elif given["alt"]:
-                self._said(str(given["alt"]))
-        if tag in ("iframe", "object", "embed") and not given.get("title"):
-            self.problems.append(f"no title: {tag} {given.get('src', given.get('data'))}")
-        if tag == "label" and given.get("for"):
-            self._labeled.add(str(given["for"]))
-        if tag in ("input", "select", "textarea") and given.get("type") not in (
-            "hidden",
-            "submit",
-            "button",
-        ):
+            if "alt" not in attributes:
+                self.problems.append(f"no alt text: {attributes.get('src', '')[-60:]}")
+            elif attributes["alt"]:
+                self._said(str(attributes["alt"]))
+        if tag in ("iframe", "object", "embed") and not attributes.get("title"):
+            self.problems.append(f"no title: {tag} {attributes.get('src', attributes.get('data'))}")
+        if tag == "label" and attributes.get("for"):
+            self._labeled.add(str(attributes["for"]))
+        is_field = tag in ("input", "select", "textarea")
+        if is_field and attributes.get("type") not in ("hidden", "submit", "button"):
             inside = any(opened == "label" for opened, _, _ in self._open)
             if not inside:
-                self._fields.append(given)
-        printed = any(given.get("id") == FOR_PRINT for _, given, _ in self._open)
+                self._fields.append(attributes)
+        printed = any(attributes.get("id") == FOR_PRINT for _, attributes, _ in self._open)
         if len(tag) == 2 and tag[0] == "h" and tag[1].isdigit() and not printed:
             self.levels.append(int(tag[1]))
         if tag not in EMPTY:
-            self._open.append((tag, given, []))
+            self._open.append((tag, attributes, []))
 
     def handle_data(self, data: str) -> None:
         if data.strip():
@@ -91,44 +88,47 @@ class _Page(HTMLParser):
             words.append(text)
 
     def handle_endtag(self, tag: str) -> None:
+        # HTML may leave end tags out: an outer one closes everything within.
         while any(opened == tag for opened, _, _ in self._open):
-            opened, given, words = self._open.pop()
+            opened, attributes, words = self._open.pop()
             if opened == "title" and not any(t == "svg" for t, _, _ in self._open):
                 self.title = " ".join(words)
-            hidden = given.get("aria-hidden") == "true" or "hidden" in given
-            name = (
-                words
-                or given.get("aria-label")
-                or given.get("title")
-                or given.get("aria-labelledby")
-            )
-            if opened in NAMED and not name and not hidden and (opened != "a" or "href" in given):
-                self.problems.append(f"no name: <{opened} {given}>")
+            hidden = attributes.get("aria-hidden") == "true" or "hidden" in attributes
+            named_by = ("aria-label", "title", "aria-labelledby")
+            name = words or any(attributes.get(key) for key in named_by)
+            if (
+                opened in NAMED
+                and not name
+                and not hidden
+                and (opened != "a" or "href" in attributes)
+            ):
+                self.problems.append(f"no name: <{opened} {attributes}>")
             if opened == tag:
                 break
 
     def finished(self) -> list[str]:
-        found = list(self.problems)
+        problems = list(self.problems)
         if not self.title.strip():
-            found.append("the page has no title")
+            problems.append("the page has no title")
         if self.levels.count(1) != 1:
-            found.append(f"{self.levels.count(1)} headings of the first level")
+            problems.append(f"{self.levels.count(1)} headings of the first level")
         for before, after in zip(self.levels, self.levels[1:], strict=False):
             if after > before + 1:
-                found.append(f"a heading of level {after} follows one of level {before}")
-        found += [f"the id {name} is there {n} times" for name, n in self.ids.items() if n > 1]
-        for given in self._fields:
-            if given.get("id") not in self._labeled and not any(
-                given.get(a) for a in ("aria-label", "aria-labelledby", "title", "placeholder")
-            ):
-                found.append(f"a field without a name: {given}")
-        return found
+                problems.append(f"a heading of level {after} follows one of level {before}")
+        problems += [f"the id {name} is there {n} times" for name, n in self.ids.items() if n > 1]
+        for attributes in self._fields:
+            # Only now: a label may follow its field.
+            named_by = ("aria-label", "aria-labelledby", "title", "placeholder")
+            has_name = any(attributes.get(key) for key in named_by)
+            if attributes.get("id") not in self._labeled and not has_name:
+                problems.append(f"a field without a name: {attributes}")
+        return problems
 
 
 def pages(built: Path) -> list[Path]:
     """Return the pages in a built site."""
-    found = sorted(built.rglob("*.html"))
-    return [path for path in found if not set(LEFT_OUT) & set(path.relative_to(built).parts)]
+    paths = sorted(built.rglob("*.html"))
+    return [path for path in paths if not set(LEFT_OUT) & set(path.relative_to(built).parts)]
 
 
 def problems(html: str) -> list[str]:
@@ -157,7 +157,7 @@ def opened(browser: Any, path: Path, axe: str) -> Iterator[str]:
         for dark in (False, True):
             browser.resize(width, 900, dark=dark, mobile=size == "phone")
             browser.open(path)
-            browser.run("new Promise((done) => setTimeout(done, 400))")
+            browser.run("new Promise((done) => setTimeout(done, 400))")  # scripts of the page
             browser.run(f"{axe};0")
             where = f"{size}, {'dark' if dark else 'light'}"
             yield from (f"{where}: {line}" for line in browser.run(AXE))
@@ -193,31 +193,33 @@ def main() -> None:
     parser.add_argument(
         "--all", action="store_true", help="open all pages in the browser, which takes ten minutes"
     )
-    given = parser.parse_args()
-    chosen = [given.built / f"{name}.html" for name in given.pages] or pages(given.built)
+    arguments = parser.parse_args()
+    chosen = [arguments.built / f"{name}.html" for name in arguments.pages] or pages(
+        arguments.built
+    )
     if not chosen:
-        sys.exit(f"{given.built} has no pages: build the site first")
+        sys.exit(f"{arguments.built} has no pages: build the site first")
     count = 0
 
-    def say(path: Path, found: Iterator[str] | list[str]) -> None:
+    def say(path: Path, lines: Iterator[str] | list[str]) -> None:
         nonlocal count
-        for line in found:
+        for line in lines:
             count += 1
-            print(f"{path.relative_to(given.built)}: {line}", flush=True)
+            print(f"{path.relative_to(arguments.built)}: {line}", flush=True)
 
     for path in chosen:
         say(path, problems(path.read_text(encoding="utf-8")))
-    if given.axe:
+    if arguments.axe:
         sys.path.insert(0, str(DOCS.parent / "tests" / "support"))
         import browser as browsers
 
-        axe = given.axe.read_text(encoding="utf-8")
+        axe = arguments.axe.read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as folder, browsers.Browser(folder) as browser:
-            kinds = [given.built / f"{name}.html" for name in READ]
-            shown = chosen if given.pages or given.all else kinds
-            for path in shown:
+            kinds = [arguments.built / f"{name}.html" for name in READ]
+            in_browser = chosen if arguments.pages or arguments.all else kinds
+            for path in in_browser:
                 say(path, opened(browser, path, axe))
-        print(f"{len(shown)} pages in a browser")
+        print(f"{len(in_browser)} pages in a browser")
     print(f"{len(chosen)} pages, {count} problems")
     sys.exit(count > 0)
 

@@ -43,8 +43,7 @@ intersphinx_mapping = {
 for _folder in importlib.util.find_spec("sphinx-mathjax-offline").submodule_search_locations:
     shutil.copy(Path(_folder, "static", "mathjax", "tex-svg.js"), DOCS / "_build" / "static")
 
-# Markdown and notebooks: text, executed when the site is built; what has not changed is kept in the
-# cache.
+# Markdown and notebooks: text, executed when the site is built. The cache keeps unchanged results.
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 myst_dmath_double_inline = True
@@ -57,8 +56,7 @@ nb_execution_show_tb = True
 math_number_all = False
 math_eqref_format = "({number})"
 
-# Docstrings: Google's sections, and names in single backticks, which are links where there is
-# something to link.
+# Docstrings: Google's sections, and names in single backticks, which become links if possible.
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

@@ -25,9 +25,8 @@ INK, MUTED, READ, NEAREST = "#222222", "#8a8a8a", "#2166ac", "#d6604d"
 
 def first_output(first_input: jax.Array) -> jax.Array:
     """Return the first output where the first input has another value."""
-    return lutjax.lut(
-        jnp.asarray(X).at[0].set(first_input), jnp.asarray(TABLE), jnp.asarray(ANCHORS)
-    )[0]
+    x = jnp.asarray(X).at[0].set(first_input)
+    return lutjax.lut(x, jnp.asarray(TABLE), jnp.asarray(ANCHORS))[0]
 
 
 def draw() -> Figure:
@@ -75,39 +74,20 @@ def _draw_table(axes, row: int, nearest: int) -> None:
     axes.axis("off")
     for number in range(rows):
         color = {row: READ, nearest: NEAREST}.get(number, MUTED)
-        axes.text(
-            -0.15,
-            number + 0.5,
-            f"{number:02b}",
-            ha="right",
-            va="center",
-            color=color,
-            family="monospace",
-        )
+        bits = {"ha": "right", "va": "center", "color": color, "family": "monospace"}
+        axes.text(-0.15, number + 0.5, f"{number:02b}", **bits)
         for output, value in enumerate(TABLE[0, number]):
             face = "#deebf7" if number == row else "white"
-            cell = (output, number)
-            axes.add_patch(_cell(cell, face))
-            axes.text(
-                output + 0.5,
-                number + 0.5,
-                f"{value:g}",
-                ha="center",
-                va="center",
-                color=INK,
-                fontsize=9,
-            )
+            style = {"facecolor": face, "edgecolor": MUTED, "linewidth": 0.8}
+            axes.add_patch(Rectangle((output, number), 1, 1, **style))
+            cell = {"ha": "center", "va": "center", "color": INK, "fontsize": 9}
+            axes.text(output + 0.5, number + 0.5, f"{value:g}", **cell)
         note = {row: "output", nearest: "row if the closest\ncomparison flips"}.get(number)
         if note:
             axes.text(outputs + 0.12, number + 0.5, note, va="center", color=color, fontsize=9)
+    heading = {"ha": "center", "va": "bottom", "color": MUTED, "fontsize": 9}
     for output in range(outputs):
-        axes.text(
-            output + 0.5, -0.1, f"y[{output}]", ha="center", va="bottom", color=MUTED, fontsize=9
-        )
-
-
-def _cell(corner: tuple[int, int], face: str):
-    return Rectangle(corner, 1, 1, facecolor=face, edgecolor=MUTED, linewidth=0.8)
+        axes.text(output + 0.5, -0.1, f"y[{output}]", **heading)
 
 
 def _draw_gradient(axes) -> None:

@@ -44,23 +44,15 @@ def shown(name: str, circuit: Any, examples: Any = None, labels: Any = None) -> 
     if name == "life":
         return page.write(circuit, f"Life in {len(circuit)} gates", size=(64, 96))
     if name == "healing":
-        return page.write(
-            circuit, "An automaton that heals", size=(32, 32), start="random", shown=1
-        )
+        options = {"size": (32, 32), "start": "random", "shown": 1}
+        return page.write(circuit, "An automaton that heals", **options)
     if name == "fashion":
-        examples = np.asarray(examples).astype(int)
-        return page.write(
-            circuit,
-            "A circuit that reads clothes",
-            examples=examples,
-            labels=labels,
-            maximum=2**PIXEL_BITS - 1,
-        )
+        options = {"examples": np.asarray(examples).astype(int), "labels": labels}
+        options["maximum"] = 2**PIXEL_BITS - 1
+        return page.write(circuit, "A circuit that reads clothes", **options)
     test = datasets.load().parts(stratified=True, bits=8).test
-    examples, labels = np.asarray(test.x[:24]).astype(int), np.asarray(test.y[:24])
-    return page.write(
-        circuit, "A circuit that reads digits", examples=examples, labels=labels, maximum=16
-    )
+    options = {"examples": np.asarray(test.x[:24]).astype(int), "labels": np.asarray(test.y[:24])}
+    return page.write(circuit, "A circuit that reads digits", **options, maximum=16)
 
 
 def rewritten(name: str, text: str) -> str:
@@ -70,21 +62,20 @@ def rewritten(name: str, text: str) -> str:
     if name == "detector":
         return detector()
     if name == "text":
-        found = re.search(
-            r'<script type="application/json" id="model">(.*?)</script>', text, re.DOTALL
-        )
-        if found is None:
-            raise ValueError("the page has no model")
-        return _text_page(json.loads(found[1]))
+        return _text_page(_data_of(text, "model"))
     if name == "fashion":
-        found = re.search(
-            r'<script type="application/json" id="circuit">(.*?)</script>', text, re.DOTALL
-        )
-        if found is None:
-            raise ValueError("the page has no circuit")
-        data = json.loads(found[1])
+        data = _data_of(text, "circuit")
         return shown(name, page.read(text), data["examples"], data["labels"])
     return shown(name, page.read(text))
+
+
+def _data_of(page: str, name: str) -> Any:
+    """Return the JSON that a page holds for its script."""
+    tag = rf'<script type="application/json" id="{name}">(.*?)</script>'
+    match = re.search(tag, page, re.DOTALL)
+    if match is None:
+        raise ValueError(f"the page has no {name}")
+    return json.loads(match[1])
 
 
 def digits() -> str:
@@ -124,8 +115,8 @@ def fashion_page(circuit: Any, images: np.ndarray, labels: np.ndarray) -> str:
     """Return the page of a circuit that reads the bits of `fashion`, with images as examples."""
     circuit = with_pixels(circuit, PIXEL_BITS)
     x = images >> 8 - PIXEL_BITS
-    found = np.concatenate([np.ravel(circuit(part)) for part in np.array_split(x, 10)])
-    print(f"fashion: {(found == labels).mean():.2%} of the test part, {circuit}")
+    predicted = np.concatenate([np.ravel(circuit(part)) for part in np.array_split(x, 10)])
+    print(f"fashion: {(predicted == labels).mean():.2%} of the test part, {circuit}")
     return shown("fashion", circuit, x[:24], labels[:24].tolist())
 
 
@@ -166,8 +157,8 @@ def with_pixels(circuit: Any, bits: int) -> Any:
         )
         if kind <= 2:
             return add([*after, ZERO], [*(bit ^ 1 for bit in before), ONE], ONE)
-        both = add([*after, ZERO], [*before, ZERO], ZERO)
-        return add([*both, ZERO], [ONE, *(bit ^ 1 for bit in pixels[place]), ONE], ONE)
+        sum_of_both = add([*after, ZERO], [*before, ZERO], ZERO)
+        return add([*sum_of_both, ZERO], [ONE, *(bit ^ 1 for bit in pixels[place]), ONE], ONE)
 
     read = {*itertools.chain(*circuit.fanins), *(k >> 1 for k in circuit.literals)}
     literals = [ZERO] * circuit.first_gate
@@ -183,10 +174,8 @@ def with_pixels(circuit: Any, bits: int) -> Any:
     (port,) = circuit.outputs
     outputs = [literals[k >> 1] ^ k & 1 for k in circuit.literals]
     builder.output(port.name, np.reshape(outputs, (port.count, -1)).tolist(), port.format)
-    about = {
-        name: circuit.about[name] for name in ("kind", "n_classes", "layers", "classes", "image")
-    }
-    return builder.circuit(about)
+    facts = ("kind", "n_classes", "layers", "classes", "image")
+    return builder.circuit({name: circuit.about[name] for name in facts})
 
 
 def _automaton(experiment: str, target: np.ndarray | None, **fields: Any) -> Any:
@@ -196,11 +185,8 @@ def _automaton(experiment: str, target: np.ndarray | None, **fields: Any) -> Any
     from lutjax.training.automaton import Run, TrainingConfig
 
     values = {**presets.EXPERIMENTS[experiment], **fields, "experiment": experiment}
-    configs = (
-        presets.make(kind, presets.fields_of(kind, values))
-        for kind in (LogicCAConfig, TrainingConfig)
-    )
-    return Run(*configs, target)
+    model, training = (presets.make(kind, values) for kind in (LogicCAConfig, TrainingConfig))
+    return Run(model, training, target)
 
 
 def life() -> str:
@@ -250,18 +236,11 @@ def text() -> str:
     from lutjax.training.lm import Run, TrainingConfig
     from lutjax.training.text import load_text
 
-    sizes = {
-        "n_anchors": 4,
-        "n_position_bits": 3,
-        "n_detectors": 16,
-        "ffn_detectors": 24,
-        "ffn_anchors": 7,
-    }
+    # Smaller than the demo: a browser downloads the tables.
+    sizes = {"n_anchors": 4, "n_position_bits": 3, "n_detectors": 16}
+    sizes |= {"ffn_detectors": 24, "ffn_anchors": 7}
     values = {**presets.preset("lut", "demo"), **sizes, "steps": 2500}
-    configs = [
-        presets.make(c, presets.fields_of(c, values))
-        for c in (LUTTransformerConfig, TrainingConfig)
-    ]
+    configs = [presets.make(kind, values) for kind in (LUTTransformerConfig, TrainingConfig)]
     data = load_text(context=configs[0].context)
     run = Run(*configs, data.train)
     state = run.init()
@@ -291,16 +270,12 @@ def text() -> str:
         written = subprocess.run(asked, cwd=folder, check=True, capture_output=True).stdout
         packed = gzip.compress((Path(folder) / "tables.bin").read_bytes(), 9, mtime=0)
         program = (Path(folder) / "text.wasm").read_bytes()
+    written_bytes = {"bytes": list(written)}
     model = {
         "program": base64.b64encode(program).decode(),
         "tables": base64.b64encode(packed).decode(),
-        "native": {
-            "prompt": prompt,
-            "n": n,
-            "temperature": 0.6,
-            "seed": seed,
-            "bytes": list(written),
-        },
+        # What the native program wrote: the page compares its own bytes.
+        "native": {"prompt": prompt, "n": n, "temperature": 0.6, "seed": seed, **written_bytes},
     }
     lead = (
         f"{integers.n_values:,} whole numbers in tables, trained for {configs[1].steps} steps "
@@ -317,11 +292,8 @@ def _text_page(model: dict[str, Any]) -> str:
 
 
 def _css() -> str:
-    return (
-        resources.files("lutjax.circuits")
-        .joinpath("templates", "page.css")
-        .read_text(encoding="utf-8")
-    )
+    templates = resources.files("lutjax.circuits").joinpath("templates")
+    return templates.joinpath("page.css").read_text(encoding="utf-8")
 
 
 def detector() -> str:
@@ -354,14 +326,16 @@ def main() -> None:
         action="store_true",
         help="train nothing: keep the circuits and the model of the pages that there are",
     )
-    given = parser.parse_args()
-    names = given.names or list(PAGES)
+    arguments = parser.parse_args()
+    names = arguments.names or list(PAGES)
     if unknown := set(names) - set(PAGES):
         sys.exit(f"{', '.join(unknown)}: the pages are {', '.join(PAGES)}")
     PLAY.mkdir(parents=True, exist_ok=True)
     for name in names:
         path = PLAY / f"{name}.html"
-        text = rewritten(name, path.read_text(encoding="utf-8")) if given.write else PAGES[name]()
+        text = (
+            rewritten(name, path.read_text(encoding="utf-8")) if arguments.write else PAGES[name]()
+        )
         (PLAY / f"{name}.html").write_text(text, encoding="utf-8")
         print(f"written: {name}.html, {len(text.encode()) / 1000:.0f} kB")
 

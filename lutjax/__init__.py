@@ -166,20 +166,9 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = (
-    "bundles",
-    "circuits",
-    "convert",
-    "layers",
-    "models",
-    "optim",
-    "reads",
-    "reference",
-    "sharding",
-    "testing",
-    "training",
-    "tuning",
-    "wiring",
-)
+    "bundles", "circuits", "convert", "layers", "models", "optim", "reads", "reference", "sharding",
+    "testing", "training", "tuning", "wiring",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

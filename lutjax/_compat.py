@@ -49,9 +49,8 @@ def shape_varying(shape: jax.ShapeDtypeStruct, axes: Iterable[str]) -> jax.Shape
         return shape
     varying = jax.sharding.ManualAxisType(varying=axes)
     # FFI calls look up the axes in the sharding's mesh.
-    whole = jax.sharding.NamedSharding(
-        jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec()
-    )
+    mesh = jax.sharding.get_abstract_mesh()
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=whole, manual_axis_type=varying)
 
 

@@ -125,9 +125,10 @@ def run_sharded(
 
     def call(*args: Any) -> Any:
         args = jax.tree.map(laid_out, args, specs)
-        return jax.shard_map(
+        mapped = jax.shard_map(
             function, in_specs=specs, out_specs=outputs, axis_names=frozenset(axes)
-        )(*args)
+        )
+        return mapped(*args)
 
     return call
 

@@ -86,11 +86,10 @@ def normalize_value(value: Any) -> Any:
         return value
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         return _tuples(value.tolist(), value.ndim)
-    return (
-        tuple(map(normalize_value, value))
-        if isinstance(value, list | tuple | range) and not _is_named_tuple(value)
-        else value
-    )
+    # Named tuples are values of their own types; `tuple` would forget them.
+    if isinstance(value, list | tuple | range) and not _is_named_tuple(value):
+        return tuple(map(normalize_value, value))
+    return value
 
 
 def _tuples(value: Any, rank: int) -> Any:
@@ -149,9 +148,8 @@ def _fits_one(value: Any, hint: Any) -> bool:
     if origin in (int, bool):
         return isinstance(value, int | jax.core.Tracer) or hasattr(value, "__index__")
     if origin is float:
-        return isinstance(value, int | jax.core.Tracer) or (
-            isinstance(value, float) and value == value
-        )
+        is_number = isinstance(value, float) and value == value  # not NaN
+        return is_number or isinstance(value, int | jax.core.Tracer)
     if origin in (tuple, collections.abc.Sequence):
         of_items = typing.get_args(hint) or (Any,)
         return isinstance(value, tuple) and all(_fits(item, of_items[0]) for item in value)
@@ -169,10 +167,8 @@ def _describe_hint(hint: Any) -> str:
 def _words_of_one(hint: Any) -> str:
     origin = typing.get_origin(hint) or hint
     if origin in (tuple, collections.abc.Sequence):
-        return (
-            f"{_describe_hint((typing.get_args(hint) or (Any,))[0]).removeprefix('a ')}s, "
-            "as a tuple"
-        )
+        item = (typing.get_args(hint) or (Any,))[0]
+        return f"{_describe_hint(item).removeprefix('a ')}s, as a tuple"
     known: dict[Any, str] = {
         int: "a whole number",
         float: "a number",

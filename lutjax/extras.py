@@ -82,9 +82,9 @@ def _checkout() -> Path | None:
 
         folders.append(Path(url2pathname(urlsplit(url).path)))
     for folder in folders:
-        if (folder / "pyproject.toml").is_file() and (
-            folder / "native" / "pyproject.toml"
-        ).is_file():
+        # Other folders may have a pyproject.toml: that of a wheel is the site-packages folder.
+        projects = (folder / "pyproject.toml", folder / "native" / "pyproject.toml")
+        if all(path.is_file() for path in projects):
             return folder
     return None
 
@@ -129,7 +129,7 @@ def require_optional(what: str) -> Iterator[None]:
 
 
 def require(what: str, package: str) -> None:
-    """Raise ModuleNotFoundError, with an install command, if a package is missing, unimported.
+    """Raise ModuleNotFoundError, with an install command, for a missing package; import nothing.
 
     Args:
       what: feature requiring the package.

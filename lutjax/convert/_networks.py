@@ -54,9 +54,10 @@ def classifier(
     arity = layers[0].wires.shape[1]
     expected = 16 if kind == "gates" else 2**arity
     first_wires = layers[0].wires
-    n_before = (
-        (None if thresholds is None else thresholds.size) or n_inputs or int(first_wires.max()) + 1
-    )
+    n_before = n_inputs or int(first_wires.max()) + 1
+    if thresholds is not None and thresholds.size:
+        n_before = thresholds.size
+    # A damaged wire must not decide the size of a model.
     if thresholds is None and n_inputs is None and n_before > first_wires.size:
         raise ConversionError(
             f"{layers[0].name} has {first_wires.size} wires, and the largest is {n_before - 1}: "
@@ -80,8 +81,8 @@ def classifier(
     except ValueError as error:
         raise ConversionError(f"the layers make no classifier: {in_a_line(error)}") from error
     model = LogicClassifier(config, rngs=nnx.Rngs(0), **encoder(thresholds, sampling, width))
-    for layer, made in zip(layers, model.layers, strict=True):
-        put(made, kind, layer.table, layer.wires)
+    for layer, gates in zip(layers, model.layers, strict=True):
+        put(gates, kind, layer.table, layer.wires)
     return model
 
 
@@ -101,6 +102,7 @@ def check_layer(layer: Layer, arity: int, expected: int, n_before: int) -> str:
         raise ConversionError(
             f"{layer.name} has wires {least} to {largest}; inputs are 0 to {n_before - 1}."
         )
+    # Only the name that the config records; `put` replaces the wires themselves.
     most_read = int(np.unique(layer.wires, return_counts=True)[1].max())
     return "balanced" if most_read <= -(-layer.wires.size // n_before) else "random"
 
@@ -109,12 +111,8 @@ def encode_thresholds(thresholds: Any, sampling: str) -> dict[str, Any]:
     n_thresholds = 0 if thresholds is None else thresholds.shape[1]
     if thresholds is None or sampling == "fixed":
         return {"n_thresholds": n_thresholds}
-    gradient = GRADIENTS[sampling]
-    return {
-        "n_thresholds": n_thresholds,
-        "learned_thresholds": True,
-        "threshold_gradient": gradient,
-    }
+    learned = {"learned_thresholds": True, "threshold_gradient": GRADIENTS[sampling]}
+    return {"n_thresholds": n_thresholds, **learned}
 
 
 def encoder(thresholds: Any, sampling: str, width: float | int) -> dict[str, Any]:
@@ -140,36 +138,38 @@ def check_some(layers: list[Layer], kinds: set[str]) -> None:
 def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
     """Return the modules of a state dict in order, each with its tensors by longest ending."""
     known = sorted(endings, key=len, reverse=True)
-    found: dict[str, dict[str, Any]] = {}
+    by_module: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         ending = next((e for e in known if name == e or name.endswith(f".{e}")), None)
         if ending is None:  # the first numbered name represents all
             digits = "0123456789"
-            shown = sorted(
+            examples = sorted(
                 {e.rstrip(digits) + "0" * (e[-1] in digits) for e in known if "_export" not in e}
             )
             raise ConversionError(
                 f"the file has the tensor {in_a_line(name, 80)}, "
-                f"which belongs to no layer that can be converted; these have {', '.join(shown)}."
+                f"which belongs to no layer that can be converted; these have {', '.join(examples)}."
             )
-        found.setdefault(name.removesuffix(ending).removesuffix("."), {})[ending] = tensor
-    return sorted(found.items(), key=lambda item: _natural_sort_key(item[0]))
+        by_module.setdefault(name.removesuffix(ending).removesuffix("."), {})[ending] = tensor
+    return sorted(by_module.items(), key=lambda item: _natural_sort_key(item[0]))
 
 
 def _natural_sort_key(name: str) -> list[tuple[bool, int, str]]:
-    numbers = [
-        int(part) if part.isdecimal() and len(part) < 10 else None for part in name.split(".")
-    ]
-    return [(n is None, n or 0, part) for n, part in zip(numbers, name.split("."), strict=True)]
+    # Layer 10 comes after layer 2. A longer number is a name: int would accept any length.
+    keys = []
+    for part in name.split("."):
+        is_number = part.isdecimal() and len(part) < 10
+        keys.append((not is_number, int(part) if is_number else 0, part))
+    return keys
 
 
 def array(where: str, parts: Mapping[str, Any], name: str, ndim: int) -> Any:
     """Return a module tensor with this rank."""
     if name not in parts:
         raise ConversionError(f"{where or 'the file'} has no {name}.")
-    found = np.asarray(parts[name])
-    if found.ndim != ndim or not found.size:
+    values = np.asarray(parts[name])
+    if values.ndim != ndim or not values.size:
         raise ConversionError(
-            f"{where}.{name} has shape {list(found.shape)}; expected {ndim} axes."
+            f"{where}.{name} has shape {list(values.shape)}; expected {ndim} axes."
         )
-    return found
+    return values

@@ -15,11 +15,14 @@ from lutjax.models import LogicClassifier
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 
 SAVED_WIRES = (
-    "safetensors.torch.save_file({**model.state_dict(), **{f'{k}.indices': "
-    "torch.stack(layer.indices) for k, layer in enumerate(model) if hasattr(layer, "
-    "'indices')}}, FILE)"
+    "safetensors.torch.save_file({**model.state_dict(), "
+    "**{f'{k}.indices': torch.stack(layer.indices) for k, layer in enumerate(model) "
+    "if hasattr(layer, 'indices')}}, FILE)"
 )
 """Python code that saves a difflogic network with its wires, which its state dict lacks."""
+
+
+_DUMMY = "_LUTLayer__dummy_mapping"  # a buffer of torch-dwn without information
 
 
 def difflogic(
@@ -97,14 +100,7 @@ def torch_dwn(
       Array([[1., 1.]], dtype=float32)
     """
     layers, thresholds, order = [], None, None
-    endings = (
-        "luts",
-        "mapping",
-        "mapping.weights",
-        "_LUTLayer__dummy_mapping",
-        "thresholds",
-        "randperm",
-    )
+    endings = ("luts", "mapping", "mapping.weights", _DUMMY, "thresholds", "randperm")
     for name, parts in modules(tensors, endings):
         if "thresholds" in parts:
             thresholds = np.atleast_2d(np.asarray(parts["thresholds"], np.float32))
@@ -130,19 +126,13 @@ def torch_dwn(
             )
         layers.append(Layer(name, luts, wires))
     check_some(layers, {"binary"})
-    if order is not None:
+    if order is not None:  # GroupSum permutes the votes; here the tables change places
         layers[-1] = _in_order(layers[-1], order)
     if thresholds is not None and len(thresholds) == 1:
         n_bits = n_inputs or int(layers[0].wires.max()) + 1
         thresholds = np.tile(thresholds, (-(-n_bits // thresholds.size), 1))
-    return classifier(
-        layers,
-        kind="binary",
-        n_classes=n_classes,
-        tau=tau,
-        thresholds=thresholds,
-        n_inputs=n_inputs,
-    )
+    options: dict[str, Any] = {"kind": "binary", "n_classes": n_classes, "tau": tau}
+    return classifier(layers, thresholds=thresholds, n_inputs=n_inputs, **options)
 
 
 def _in_order(layer: Layer, order: np.ndarray) -> Layer:

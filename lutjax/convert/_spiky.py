@@ -105,30 +105,30 @@ def spiky(
         )
     if context < 2:
         raise ConversionError(f"context is {context}; it must be at least 2.")
-    found = dict(modules(tensors, _ENDINGS))
-    embedding = array("token_embedder", found.pop("token_embedder", {}), "weight", 2).astype(
-        np.float32
-    )
+    remaining = dict(modules(tensors, _ENDINGS))
+    embedder = remaining.pop("token_embedder", {})
+    embedding = array("token_embedder", embedder, "weight", 2).astype(np.float32)
     vocab_size, features = embedding.shape
     layers: list[dict[str, Any]] = []
-    while (name := f"layers.{len(layers)}") and f"{name}.attention_lut" in found:
-        attended = _tables(found, f"{name}.attention_lut", features)
-        ffn = _tables(found, f"{name}.ffn", features) if f"{name}.ffn" in found else None
-        norms = {part: found.pop(f"{name}.{part}_bn", None) for part in ("attention", "ffn")}
+    while (name := f"layers.{len(layers)}") and f"{name}.attention_lut" in remaining:
+        attended = _tables(remaining, f"{name}.attention_lut", features)
+        ffn = _tables(remaining, f"{name}.ffn", features) if f"{name}.ffn" in remaining else None
+        norms = {part: remaining.pop(f"{name}.{part}_bn", None) for part in ("attention", "ffn")}
         layers.append({"attention": attended, "ffn": ffn, "norms": norms})
     if not layers:
         raise ConversionError(
             "the file has no layers.0.attention_lut: it is no LUTTransformer of spiky."
         )
-    last = _tables(found, "unembedder", vocab_size)
-    if found:
-        raise ConversionError(f"{in_a_line(min(found), 80)} is not part of a LUTTransformer.")
+    last = _tables(remaining, "unembedder", vocab_size)
+    if remaining:
+        raise ConversionError(f"{in_a_line(min(remaining), 80)} is not part of a LUTTransformer.")
     first, ffn = layers[0]["attention"], layers[0]["ffn"]
     kind = attention or ("pair" if first.n_bits == first.n_anchors else "concatenated")
     n_position_bits = _position_bits(first, kind, context, shared_positions)
-    n_heads = (
-        first.n_detectors // last.n_detectors if first.n_detectors % last.n_detectors == 0 else 1
-    )
+    # Heads only multiply the number of detectors, so any divisor gives the same model.
+    n_heads = 1
+    if first.n_detectors % last.n_detectors == 0:
+        n_heads = first.n_detectors // last.n_detectors
     sizes = {} if ffn is None else {"ffn_detectors": ffn.n_detectors, "ffn_anchors": ffn.n_anchors}
     try:
         config = LUTTransformerConfig(
@@ -153,15 +153,14 @@ def spiky(
         raise ConversionError(f"the layers make no language model: {in_a_line(error)}") from error
     model = LUTTransformer(config, rngs=nnx.Rngs(0))
     model.embedding.set_value(embedding)
-    for layer, made in zip(layers, model.layers, strict=True):
-        for part, branch in (("attention", made.attention), ("ffn", made.ffn)):
+    for layer, block in zip(layers, model.layers, strict=True):
+        for part, branch in (("attention", block.attention), ("ffn", block.ffn)):
             if (branch is None) != (layer[part] is None):
                 raise ConversionError("some layers have a feed-forward part, and others have none.")
             if branch is not None:
-                own = layer[part]
-                _reshape_positions(
-                    own, context, shared_positions, n_position_bits if part == "attention" else 0
-                ).put(_check_shapes(own, branch.layer))
+                own, n_bits = layer[part], n_position_bits if part == "attention" else 0
+                tables = _reshape_positions(own, context, shared_positions, n_bits)
+                tables.put(_check_shapes(own, branch.layer))
                 _put_norm(f"{own.name}'s batch norm", layer["norms"][part], branch.norm)
     last.put(_check_shapes(last, model.unembed))
     return model
@@ -199,8 +198,8 @@ def spiky_layer(
       >>> layer(np.array([[0.0, 1.0, 2.0]], np.float32))  # not 0 > 1, but 2 > 0: row 2
       Array([[4., 5.]], dtype=float32)
     """
-    found = dict(modules(tensors, _ENDINGS))
-    own = _tables(found, name, out_features)
+    remaining = dict(modules(tensors, _ENDINGS))
+    own = _tables(remaining, name, out_features)
     sizes: dict[str, Any] = {
         "n_detectors": own.n_detectors,
         "n_anchors": own.n_anchors,
@@ -213,28 +212,22 @@ def spiky_layer(
         else:
             kind = attention or ("pair" if own.n_bits == own.n_anchors else "concatenated")
             n_position_bits = _position_bits(own, kind, context, shared_positions)
-            sizes |= {
-                "n_positions": context - 1,
-                "n_position_bits": n_position_bits,
-                "window": context - 1,
-            }
-            sizes |= {"shared_positions": shared_positions}
+            sizes |= {"n_positions": context - 1, "n_position_bits": n_position_bits}
+            sizes |= {"window": context - 1, "shared_positions": shared_positions}
             if kind == "concatenated":
                 layer = LUTAttention(in_features, out_features, **sizes)
             else:
-                layer = LUTPairAttention(
-                    in_features, out_features, interleave=kind == "pair_interleaved", **sizes
-                )
+                sizes["interleave"] = kind == "pair_interleaved"
+                layer = LUTPairAttention(in_features, out_features, **sizes)
     except ValueError as error:
         raise ConversionError(f"{name or 'the file'} makes no layer: {in_a_line(error)}") from error
-    _reshape_positions(own, context or 1, shared_positions, n_position_bits).put(
-        _check_shapes(own, layer)
-    )
+    tables = _reshape_positions(own, context or 1, shared_positions, n_position_bits)
+    tables.put(_check_shapes(own, layer))
     return layer
 
 
-def _tables(found: dict[str, dict[str, Any]], name: str, n_outputs: int) -> _Tables:
-    parts = found.pop(name, {})
+def _tables(remaining: dict[str, dict[str, Any]], name: str, n_outputs: int) -> _Tables:
+    parts = remaining.pop(name, {})
     if _WEIGHTS in parts and _ANCHORS not in parts:
         raise ConversionError(
             f"{name or 'the file'} has no {_ANCHORS}: a state dict of spiky has no anchors. "
@@ -243,11 +236,9 @@ def _tables(found: dict[str, dict[str, Any]], name: str, n_outputs: int) -> _Tab
     anchors = array(name, parts, _ANCHORS, 3)
     weights = array(name, parts, _WEIGHTS, 1)
     n_rows = weights.size // (len(anchors) * n_outputs)
-    if (
-        anchors.shape[2] != 2
-        or n_rows & (n_rows - 1)
-        or n_rows * len(anchors) * n_outputs != weights.size
-    ):
+    is_power_of_two = n_rows & (n_rows - 1) == 0
+    is_complete = n_rows * len(anchors) * n_outputs == weights.size
+    if anchors.shape[2] != 2 or not is_power_of_two or not is_complete:
         raise ConversionError(
             f"{name or 'the file'} has anchors {list(anchors.shape)} and {weights.size} weights; "
             "expected anchors [detectors, pairs, 2], and a power of two of rows "
@@ -281,11 +272,11 @@ def _reshape_positions(layer: _Tables, context: int, shared: bool, n_position_bi
 
 
 def _check_shapes(own: _Tables, layer: Any) -> Any:
-    made = layer.anchors[...].shape, layer.weights[...].shape
-    if made != (own.anchors.shape, own.weights.shape):
+    expected = layer.anchors[...].shape, layer.weights[...].shape
+    if expected != (own.anchors.shape, own.weights.shape):
         raise ConversionError(
             f"{own.name or 'the file'} has anchors {list(own.anchors.shape)} "
-            f"and tables {list(own.weights.shape)}; expected {list(made[0])} and {list(made[1])}."
+            f"and tables {list(own.weights.shape)}; expected {list(expected[0])} and {list(expected[1])}."
         )
     return layer
 

@@ -37,10 +37,10 @@ def read(path: str | os.PathLike[str]) -> dict[str, Shaped[np.ndarray, "..."]]:
         raise ConversionError(
             f"{place} has {place.stat().st_size:,} bytes; at most {MOST_BYTES:,} are read."
         )
-    found = _read_torch(place) if _is_of_torch(place) else _read_safetensors(place)
-    if not found:
+    tensors = _read_torch(place) if _is_of_torch(place) else _read_safetensors(place)
+    if not tensors:
         raise ConversionError(f"{place} has no tensors.")
-    return found
+    return tensors
 
 
 def _is_of_torch(path: Path) -> bool:
@@ -53,11 +53,8 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="np") as file:
             return {name: file.get_tensor(name) for name in sorted(file.keys())}
-    except (
-        SafetensorError,
-        AttributeError,
-        ValueError,
-    ) as error:  # AttributeError: a dtype unknown to NumPy
+    # AttributeError: a dtype unknown to NumPy.
+    except (SafetensorError, AttributeError, ValueError) as error:
         raise ConversionError(f"{path} is no file of safetensors: {in_a_line(error)}") from error
 
 
@@ -71,21 +68,24 @@ def _read_torch(path: Path) -> dict[str, Any]:
         )
     torch: Any = importlib.import_module("torch")
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ConversionError(
             f"{path} cannot be read as tensors alone: PyTorch's loader of weights refuses it. "
             "Save a state dict, not a model."
         ) from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise ConversionError(f"{path} holds no state dict. Save model.state_dict().")
-    others = [name for name, value in found.items() if not torch.is_tensor(value)]
+    others = [name for name, value in content.items() if not torch.is_tensor(value)]
     if others:
         raise ConversionError(
             f"{path}: {in_a_line(others[0], 80)} is no tensor. Save model.state_dict()."
         )
-    narrow = torch.bfloat16  # unknown to NumPy
-    return {
-        name: (tensor.float() if tensor.dtype == narrow else tensor).detach().cpu().numpy()
-        for name, tensor in found.items()
-    }
+
+    def to_numpy(tensor: Any) -> np.ndarray:
+        if tensor.dtype == torch.bfloat16:  # unknown to NumPy
+            tensor = tensor.float()
+        values: np.ndarray = tensor.detach().cpu().numpy()
+        return values
+
+    return {name: to_numpy(tensor) for name, tensor in content.items()}

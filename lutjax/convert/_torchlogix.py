@@ -113,12 +113,14 @@ def torchlogix(
     options: dict[str, Any] = {"kind": kinds.pop(), "n_classes": n_classes, "tau": tau}
     options |= {"sampling": sampling, "width": binarization_temperature}
     if trees or image is not None:
-        if not trees or image is None:
+        if not trees:
+            raise ConversionError(
+                "the size of images is given, but the file has no convolutions; leave it out."
+            )
+        if image is None:
             raise ConversionError(
                 "the file has convolutions, and not the size of images: "
                 "say what it is (image, --image)."
-                if trees
-                else "the size of images is given, but the file has no convolutions; leave it out."
             )
         if thresholds is not None and thresholds.ndim == 1:
             thresholds = np.tile(thresholds, (image.shape[2], 1))
@@ -143,41 +145,32 @@ def _trees(name: str, parts: Mapping[str, Any], temperature: float) -> Trees:
     """Return the trees of a convolution, from the pixels stored for leaves at every position."""
     depth = sum(_LEVEL.format(k) in parts for k in range(MOST_DEPTH))
     levels = [array(name, parts, _LEVEL.format(k), 3) for k in range(depth)]
-    pixels = array(
-        name, parts, _LEAVES.format(0), 5
-    )  # [inputs, kernels, positions, nodes, (row, column, channel)]
+    # [inputs, kernels, positions, nodes, (row, column, channel)]
+    pixels = array(name, parts, _LEAVES.format(0), 5)
     arity, n_kernels, _, n_nodes, n_axes = pixels.shape
     expected = [(arity**k, n_kernels) for k in reversed(range(depth))]
-    if (
-        n_axes != 3
-        or [level.shape[:2] for level in levels] != expected
-        or n_nodes != expected[0][0]
-    ):
+    sizes = [level.shape[:2] for level in levels]
+    if n_axes != 3 or sizes != expected or n_nodes != expected[0][0]:
         raise ConversionError(
             f"{name} has leaves {list(pixels.shape)} and trees "
             f"{[list(level.shape) for level in levels]}; expected those of a LogicConv2d: "
             "leaves [inputs, kernels, places, nodes, 3] and nodes [nodes, kernels, numbers], "
             "level by level."
         )
+    # The file has the pixels of every position; a window that slides reads shifted ones.
     first = pixels[:, :, :1]
     shifts = pixels[0, 0, :, 0] - pixels[0, 0, 0, 0]  # of positions
     if (pixels != first + shifts[None, None, :, None]).any() or shifts[:, 2].any():
         raise ConversionError(f"{name} does not read the same pixels of a window at all places.")
     down, right = (np.unique(shifts[:, axis]) for axis in (0, 1))
-    strides = {int(step) for found in (down, right) for step in np.diff(found)} or {1}
+    strides = {int(step) for starts in (down, right) for step in np.diff(starts)} or {1}
     grid = np.stack(np.meshgrid(down, right, indexing="ij"), -1).reshape(-1, 2)
     if len(strides) > 1 or not np.array_equal(shifts[:, :2], grid):
         raise ConversionError(f"{name} has windows at other places than those of one stride.")
-    return Trees(
-        name,
-        [
-            _lowest_first(level.astype(np.float32) / np.float32(temperature), arity)
-            for level in levels
-        ],
-        first[:, :, 0].transpose(1, 2, 0, 3).reshape(-1, arity, 3),
-        (len(down), len(right)),
-        strides.pop(),
-    )
+    values = [level.astype(np.float32) / np.float32(temperature) for level in levels]
+    values = [_lowest_first(level, arity) for level in values]
+    leaves = first[:, :, 0].transpose(1, 2, 0, 3).reshape(-1, arity, 3)
+    return Trees(name, values, leaves, (len(down), len(right)), strides.pop())
 
 
 def _lowest_first(table: np.ndarray, n_inputs: int) -> np.ndarray:
@@ -190,29 +183,34 @@ def _lowest_first(table: np.ndarray, n_inputs: int) -> np.ndarray:
     return axes.transpose(order).reshape(table.shape)
 
 
-def _sampling(name: str, given: str | None, *, learned: bool) -> str:
-    found = given or ("soft" if learned else "fixed")
-    if found not in SAMPLING:
-        raise ConversionError(f"binarization is {found!r}; expected one of {', '.join(SAMPLING)}.")
-    if learned and found == "fixed":
+def _sampling(name: str, requested: str | None, *, learned: bool) -> str:
+    sampling = requested or ("soft" if learned else "fixed")
+    if sampling not in SAMPLING:
+        raise ConversionError(
+            f"binarization is {sampling!r}; expected one of {', '.join(SAMPLING)}."
+        )
+    if learned and sampling == "fixed":
         raise ConversionError(
             f"binarization is 'fixed', but {name} is learned; expected soft or hard."
         )
-    return found
+    return sampling
 
 
 def _thresholds(name: str, parts: Mapping[str, Any]) -> Float[np.ndarray, "..."]:
-    found = np.asarray(parts["thresholds"], np.float32)
-    if found.ndim not in (1, 2) or not found.size:
+    thresholds = np.asarray(parts["thresholds"], np.float32)
+    if thresholds.ndim not in (1, 2) or not thresholds.size:
         raise ConversionError(
-            f"{name}.thresholds has shape {list(found.shape)}; expected [features, thresholds]."
+            f"{name}.thresholds has shape {list(thresholds.shape)}; expected [features, thresholds]."
         )
     if "raw_diffs" in parts:
-        differences = array(name, parts, "raw_diffs", found.ndim).astype(np.float64)
+        differences = array(name, parts, "raw_diffs", thresholds.ndim).astype(np.float64)
         scale = 0.1 + 1e-6  # the default temperature_softplus, missing in the file
+        # A softplus of the differences keeps thresholds in ascending order.
         later = scale * np.logaddexp(0, differences[..., 1:] / scale)
-        found = np.cumsum(np.concatenate([differences[..., :1], later], -1), -1).astype(np.float32)
-    return found
+        thresholds = np.cumsum(np.concatenate([differences[..., :1], later], -1), -1).astype(
+            np.float32
+        )
+    return thresholds
 
 
 def _select_wires(name: str, parts: Mapping[str, Any]) -> Any:

@@ -60,8 +60,8 @@ class Image:
                 )
 
     def size_per_layer(self, name: str, n_layers: int) -> tuple[int, ...]:
-        found = getattr(self, name)
-        return (found,) * n_layers if isinstance(found, int) else tuple(found)
+        size = getattr(self, name)
+        return (size,) * n_layers if isinstance(size, int) else tuple(size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +100,10 @@ def tree_net(
     """Return the classifier for convolutions and the layers after them; see `classifier`."""
     arity = trees[0].leaves.shape[1]
     expected = 16 if kind == "gates" else 2**arity
-    sizes: dict[str, Any] = {
-        name: image.size_per_layer(name, len(trees)) for name in ("padding", "pool", "pool_padding")
-    }
-    for name, found in sizes.items():
-        if len(found) != len(trees):
+    names = ("padding", "pool", "pool_padding")
+    sizes: dict[str, Any] = {name: image.size_per_layer(name, len(trees)) for name in names}
+    for name, per_layer in sizes.items():
+        if len(per_layer) != len(trees):
             raise ConversionError(
                 f"{name} is {getattr(image, name)}; "
                 f"expected one number, or one for each of the {len(trees)} convolutions."
@@ -122,11 +121,8 @@ def tree_net(
         kernels.append(_kernel(tree, (shape[0], shape[1]), padding))
         row, column, channel = np.moveaxis(tree.leaves, -1, 0)
         leaves.append((row * kernels[k] + column) * shape[2] + channel)
-        geometry = {
-            "kernel": kernels[k],
-            "stride": tree.stride,
-            **{name: found[k] for name, found in sizes.items()},
-        }
+        geometry = {name: per_layer[k] for name, per_layer in sizes.items()}
+        geometry |= {"kernel": kernels[k], "stride": tree.stride}
         try:
             shape = LogicConvSpec(shape, tree.levels[0].shape[1], **geometry, depth=1).out_shape
         except ValueError as error:
@@ -157,9 +153,9 @@ def tree_net(
     except ValueError as error:
         raise ConversionError(f"the layers make no classifier: {in_a_line(error)}") from error
     model = LogicTreeNet(config, rngs=nnx.Rngs(0), **encoder(thresholds, sampling, width))
-    for tree, wires, made in zip(trees, leaves, model.trees, strict=True):
+    for tree, wires, convolution in zip(trees, leaves, model.trees, strict=True):
         levels = [np.moveaxis(level, 1, 0).reshape(-1, expected) for level in tree.levels]
-        put(made, kind, np.concatenate(levels), wires)
+        put(convolution, kind, np.concatenate(levels), wires)
     for layer, gates in zip(layers, model.gates, strict=True):
         put(gates, kind, layer.table, layer.wires)
     return model
@@ -185,6 +181,7 @@ def _check_tree(tree: Trees, arity: int, expected: int, n_channels: int) -> None
 def _kernel(tree: Trees, size: tuple[int, int], padding: int) -> int:
     """Return the smallest window that covers all leaves and gives the same number of positions."""
     needed = int(tree.leaves[..., :2].max()) + 1
+    # The file has no window size. A larger one would have fewer positions, a smaller one more.
     largest = [
         n + 2 * padding - (places - 1) * tree.stride
         for n, places in zip(size, tree.places, strict=True)

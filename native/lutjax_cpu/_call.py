@@ -37,14 +37,14 @@ def kernel(
         donate the input.
     """
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in inputs))
+    shapes = [_compat.shape_varying(jax.ShapeDtypeStruct(o.shape, o.dtype), axes) for o in outputs]
     run = jax.ffi.ffi_call(
         TARGET,
-        [_compat.shape_varying(jax.ShapeDtypeStruct(o.shape, o.dtype), axes) for o in outputs],
+        shapes,
         input_output_aliases=dict(in_place or {}),
         vmap_method="sequential",
     )
-    # Empty attributes have no type of their own elements: one number that no kernel looks at stands
-    # in.
+    # An empty attribute has no element type, so each ends with one number that no kernel reads.
     options: Any = {
         "integers": np.array([*integers, 0], np.int64),
         "numbers": np.array([*numbers, 0], np.float64),

@@ -27,9 +27,9 @@ def unsupported(request: Any) -> str | None:
 
 def _too_many_inputs(op: str, call: Any) -> str | None:
     _, groups, n_inputs = call.x.shape
-    places, most = (
-        (n_inputs, _MOST // _IN_BLOCK) if op == "scored_lut" else (groups * n_inputs, _MOST)
-    )
+    places, most = groups * n_inputs, _MOST
+    if op == "scored_lut":  # it copies the inputs of a group and a block of samples
+        places, most = n_inputs, _MOST // _IN_BLOCK
     return None if places <= most else f"has kernels for at most {most} inputs, not {places}"
 
 

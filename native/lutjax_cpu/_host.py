@@ -75,6 +75,8 @@ def _run(
 ) -> None:
     function: Any = _native.opened().lutjax_cpu_run
     function.restype = ctypes.c_char_p
+    # `shapes` stays referenced during the call: a pointer of ctypes does not own its memory. Arrays
+    # of C must not be empty.
     shapes = [(ctypes.c_int64 * max(a.ndim, 1))(*a.shape) for a in (*inputs, *outputs)]
     arrays = [
         _Array(a.ctypes.data, _TYPES.index(a.dtype.name), a.ndim, shape)

@@ -35,11 +35,8 @@ def opened() -> ctypes.CDLL:
     folder = Path(__file__).parent
     paths = [path for path in folder.glob("_library.*") if path.suffix in _SUFFIXES]
     if not paths:
-        raise ImportError(
-            f"lutjax-cpu {not_built()}"
-            if not_built()
-            else f"lutjax-cpu has no library in {folder}; {_AGAIN}"
-        )
+        reason = not_built() or f"has no library in {folder}; {_AGAIN}"
+        raise ImportError(f"lutjax-cpu {reason}")
     try:
         library = ctypes.CDLL(str(paths[0]))
     except OSError as error:
@@ -65,9 +62,9 @@ def _check_sources(library: ctypes.CDLL, path: Path) -> None:
     """Raise if the library was built from other Python files, whose arrays its kernels expect."""
     folder = Path(__file__).parent
     function = "lutjax_cpu_of_python"
-    if not hasattr(library, function) or _call_text(library, function) != digest(
-        folder.parent, folder.rglob("*.py")
-    ):
+    # Arrays and options of another version would be read as garbage, without an error.
+    expected = digest(folder.parent, folder.rglob("*.py"))
+    if not hasattr(library, function) or _call_text(library, function) != expected:
         raise ImportError(
             f"lutjax-cpu: {path} was built with other files of Python than those beside it; "
             f"{_AGAIN}"
@@ -87,10 +84,11 @@ def _text(ask: Any, *numbers: int) -> str:
 
 def digest(root: Path, files: Iterable[Path]) -> str:
     """Return sixteen hexadecimal digits for files, as `CMakeLists.txt` makes them."""
-    of_each = {
-        f.relative_to(root).as_posix(): hashlib.sha256(f.read_bytes()).hexdigest() for f in files
-    }
-    lines = "".join(f"{name} {of_each[name]}\n" for name in sorted(of_each))
+    digests = {}
+    for path in files:
+        name = path.relative_to(root).as_posix()  # the same on every system
+        digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 

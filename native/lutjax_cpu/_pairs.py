@@ -50,32 +50,23 @@ class Kernels:
     ) -> dict[str, jax.Array]:
         dy, cotangents = cotangent.astype(jnp.float32), {}
         if "weights" in needs:
-            table = sums(call.weights.shape, call.accumulate)
-            (cotangents["weights"],) = self.run(
-                "gradient", call, (addends(dy, call.accumulate),), (table,)
-            )
+            table, added = sums(call.weights.shape, call.accumulate), addends(dy, call.accumulate)
+            (cotangents["weights"],) = self.run("gradient", call, (added,), (table,))
         return cotangents | self.cotangents(call, dy, needs) if needs - {"weights"} else cotangents
 
     def update(
         self, call: Attention, cotangent: jax.Array, step: Step, *, device: Any
     ) -> tuple[jax.Array, RowState]:
         dy, factor = cotangent.astype(jnp.float32), _row_updates.scale_of_additions(call, step)
-        if factor is not None:
+        if factor is not None:  # plain additions, without a gradient of the table's size
             outline = jax.ShapeDtypeStruct(call.weights.shape, call.weights.dtype)
             (table,) = self.run("add", call, (factor * dy,), (outline,), in_place={_WEIGHTS: 0})
             return table, step.state
         arrays = self._arrays(call)
         inputs = *arrays[:_WEIGHTS], *arrays[_WEIGHTS + 1 :], dy
         integers, numbers = self._options(call)
-        return _rules.update(
-            f"{self.name}_update",
-            call.weights,
-            step,
-            call.accumulate,
-            inputs,
-            integers=integers,
-            numbers=numbers,
-        )
+        update = (call.weights, step, call.accumulate, inputs)
+        return _rules.update(f"{self.name}_update", *update, integers=integers, numbers=numbers)
 
     def run(
         self,
@@ -87,12 +78,11 @@ class Kernels:
     ) -> tuple[jax.Array, ...]:
         """Run a kernel with additional arrays after the call's arrays."""
         integers, numbers = self._options(call)
-        inputs = *self._arrays(call), *arrays
-        return kernel(
-            f"{self.name}_{name}", inputs, outputs, integers=integers, numbers=numbers, **options
-        )
+        options |= {"integers": integers, "numbers": numbers}
+        return kernel(f"{self.name}_{name}", (*self._arrays(call), *arrays), outputs, **options)
 
     def _arrays(self, call: Attention) -> tuple[jax.Array, ...]:
+        # A kernel has fixed arguments: an empty array stands for None.
         like = call.query_places
         none = zeros_varying(like, (0, 0), jnp.int32)
         start = zeros_varying(like, (), jnp.int32) if call.start is None else call.start
@@ -107,13 +97,8 @@ class Kernels:
     def _options(self, call: Attention) -> tuple[tuple[int, ...], tuple[float, ...]]:
         window = _EVERY if call.window is None else call.window
         blocks = (0, 0) if call.block_mask is None or call.block_sizes is None else call.block_sizes
-        integers = (
-            window,
-            call.query_segments is not None,
-            call.accumulate is not None,
-            *blocks,
-            call.width,
-        )
+        flags = (call.query_segments is not None, call.accumulate is not None)
+        integers = (window, *flags, *blocks, call.width)
         return (*integers, *self.integers(call)), (scale(call.accumulate), *self.numbers(call))
 
 

@@ -46,6 +46,7 @@ def update(
         [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (weights, *arrays)],
         integers=(*of_rule, *integers),
         numbers=(*of_numbers, *numbers),
+        # The table and, after rate and factor, the arrays of its state.
         in_place={0: 0} | {3 + i: 1 + i for i in range(len(arrays))},
     )
     return table, dict(zip(state, moved, strict=True))

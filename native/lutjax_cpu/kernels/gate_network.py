@@ -19,14 +19,10 @@ def backward(
     call: GateNetwork, cotangent: jax.Array, needs: frozenset[str], *, device: Any
 ) -> dict[str, jax.Array]:
     outlines = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (call.x, call.coefficients)]
-    cotangents = kernel(
-        "gate_network_backward", (*_arrays(call), cotangent.astype(jnp.float32)), outlines
-    )
-    return {
-        name: ct
-        for name, ct in zip(("x", "coefficients"), cotangents, strict=True)
-        if name in needs
-    }
+    arrays = (*_arrays(call), cotangent.astype(jnp.float32))
+    cotangents = kernel("gate_network_backward", arrays, outlines)
+    by_name = dict(zip(("x", "coefficients"), cotangents, strict=True))
+    return {name: ct for name, ct in by_name.items() if name in needs}
 
 
 def _arrays(call: GateNetwork) -> tuple[jax.Array, ...]:

@@ -32,26 +32,26 @@ def backward(
 ) -> dict[str, jax.Array]:
     weights, d, accumulate = call.weights, call.detection, call.accumulate
     shapes = {"weights": weights.shape, "detection": d.index.shape}
-    wanted = [name for name in shapes if name in needs]
+    names = [name for name in shapes if name in needs]
     sums = addend_dtype(jnp.float32, accumulate)
     arrays = kernel(
         "lookup_backward",
         (weights, d.index, d.flip, d.margin.astype(jnp.float32), cotangent.astype(jnp.float32)),
-        [jax.ShapeDtypeStruct(shapes[name], sums) for name in wanted],
+        [jax.ShapeDtypeStruct(shapes[name], sums) for name in names],
         integers=(call.groups, accumulate is not None, "weights" in needs, "detection" in needs),
         numbers=(scale(accumulate),),
     )
-    return scale_margins(dict(zip(wanted, arrays, strict=True)), d.margin, accumulate)
+    return scale_margins(dict(zip(names, arrays, strict=True)), d.margin, accumulate)
 
 
 def scale_margins(
-    found: dict[str, jax.Array], margin: jax.Array, accumulate: FixedPoint | None
+    cotangents: dict[str, jax.Array], margin: jax.Array, accumulate: FixedPoint | None
 ) -> dict[str, jax.Array]:
     """Convert the margin cotangent from fixed-point integers, if a kernel returns them."""
-    if accumulate is None or "detection" not in found:
-        return found
-    difference = result(found["detection"], margin.dtype, accumulate)
-    return {**found, "detection": slope(margin) * difference}
+    if accumulate is None or "detection" not in cotangents:
+        return cotangents
+    difference = result(cotangents["detection"], margin.dtype, accumulate)
+    return {**cotangents, "detection": slope(margin) * difference}
 
 
 def update(

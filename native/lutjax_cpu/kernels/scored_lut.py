@@ -69,30 +69,25 @@ def backward(
     of_read = dy
     if _in_units(call):
         assert call.exponents is not None
-        of_read = (
-            plain.broadcast_to_groups(call, dy) * _quantized.power(call.exponents, dy.dtype)[None]
-        )
+        # The table gradient has the units of the table, the others those of int8 rows.
+        unit = _quantized.power(call.exponents, dy.dtype)[None]
+        of_read = plain.broadcast_to_groups(call, dy) * unit
         dy = jnp.broadcast_to(dy, of_read.shape)
     some, keep = bool(needs - {"weights"}), "keep" in needs
-    wanted = {"weights": "weights" in needs, "x": some, "scalars": some, "keep": keep}
+    computed = {"weights": "weights" in needs, "x": some, "scalars": some, "keep": keep}
+    flags = (computed["weights"], some, keep)
     dtypes = {"weights": dtype, "x": dtype, "scalars": dtype, "keep": jnp.float32}
     cotangents = kernel(
         "scored_lut_backward",
         (_tables(call), *_inputs(call), dy, of_read),
         [
             jax.ShapeDtypeStruct(getattr(call, name).shape if want else (0,), dtypes[name])
-            for name, want in wanted.items()
+            for name, want in computed.items()
         ],
-        integers=(
-            *_integer_options(call),
-            call.accumulate is not None,
-            wanted["weights"],
-            some,
-            keep,
-        ),
+        integers=(*_integer_options(call), call.accumulate is not None, *flags),
         numbers=(*_float_options(), scale(call.accumulate)),
     )
-    return {name: a for name, a in zip(wanted, cotangents, strict=True) if name in needs}
+    return {name: a for name, a in zip(computed, cotangents, strict=True) if name in needs}
 
 
 def update(
@@ -140,14 +135,8 @@ def _integer_options(call: ScoredLut) -> tuple[int, ...]:
     read, of = call.read, reads.PowersOfTwo.rounding
     ways = getattr(read, "ways", 2)
     valued = ways if read.valued is None else read.valued
-    of_layer = (
-        call.groups,
-        _FAMILIES[type(read), ways],
-        valued < ways,
-        ways,
-        call.keep is not None,
-        valued,
-    )
+    family = _FAMILIES[type(read), ways]
+    of_layer = (call.groups, family, valued < ways, ways, call.keep is not None, valued)
     of_read = (of.lowest, of.highest, of.farthest, of.negligible, of.most_shift)
     of_tables = (_quantized.SHIFT, _quantized.BEYOND_SCALES, _quantized.MOST_ADDENDS // ways)
     return *of_layer, *of_read, *of_tables

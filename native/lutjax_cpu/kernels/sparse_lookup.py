@@ -41,7 +41,7 @@ def backward(
 ) -> dict[str, jax.Array]:
     weights, d, accumulate = call.weights, call.detection, call.accumulate
     shapes = {"weights": weights.shape, "detection": d.index.shape}
-    wanted = [name for name in shapes if name in needs]
+    names = [name for name in shapes if name in needs]
     margin, dy = d.margin.astype(jnp.float32), cotangent.astype(jnp.float32)
     name, edges, sizes = _edges(call)
     arrays = kernel(
@@ -49,12 +49,12 @@ def backward(
         (weights, d.index, d.flip, margin, *edges, dy),
         [
             jax.ShapeDtypeStruct(shapes[name], addend_dtype(jnp.float32, accumulate))
-            for name in wanted
+            for name in names
         ],
         integers=(accumulate is not None, "weights" in needs, "detection" in needs, *sizes),
         numbers=(scale(accumulate),),
     )
-    return scale_margins(dict(zip(wanted, arrays, strict=True)), d.margin, accumulate)
+    return scale_margins(dict(zip(names, arrays, strict=True)), d.margin, accumulate)
 
 
 def update(
