@@ -148,7 +148,8 @@ def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[st
             )
             raise ConversionError(
                 f"the file has the tensor {in_a_line(name, 80)}, "
-                f"which belongs to no layer that can be converted; these have {', '.join(examples)}."
+                "which belongs to no layer that can be converted; "
+                f"these have {', '.join(examples)}."
             )
         by_module.setdefault(name.removesuffix(ending).removesuffix("."), {})[ending] = tensor
     return sorted(by_module.items(), key=lambda item: _natural_sort_key(item[0]))

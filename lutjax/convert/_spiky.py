@@ -276,7 +276,8 @@ def _check_shapes(own: _Tables, layer: Any) -> Any:
     if expected != (own.anchors.shape, own.weights.shape):
         raise ConversionError(
             f"{own.name or 'the file'} has anchors {list(own.anchors.shape)} "
-            f"and tables {list(own.weights.shape)}; expected {list(expected[0])} and {list(expected[1])}."
+            f"and tables {list(own.weights.shape)}; "
+            f"expected {list(expected[0])} and {list(expected[1])}."
         )
     return layer
 

@@ -200,7 +200,8 @@ def _thresholds(name: str, parts: Mapping[str, Any]) -> Float[np.ndarray, "..."]
     thresholds = np.asarray(parts["thresholds"], np.float32)
     if thresholds.ndim not in (1, 2) or not thresholds.size:
         raise ConversionError(
-            f"{name}.thresholds has shape {list(thresholds.shape)}; expected [features, thresholds]."
+            f"{name}.thresholds has shape {list(thresholds.shape)}; "
+            "expected [features, thresholds]."
         )
     if "raw_diffs" in parts:
         differences = array(name, parts, "raw_diffs", thresholds.ndim).astype(np.float64)

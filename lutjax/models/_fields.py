@@ -30,8 +30,8 @@ def check_floats(config: Any, where: str = "") -> None:
             # Subnormal numbers count as 0: XLA flushes them on most devices.
             if not LEAST <= abs(value) <= MOST:
                 raise ValueError(
-                    f"{where}{field.name} is {format_value(value_or_values)}; float32 magnitudes are "
-                    f"{LEAST:.2g} to {MOST:.2g}."
+                    f"{where}{field.name} is {format_value(value_or_values)}; "
+                    f"float32 magnitudes are {LEAST:.2g} to {MOST:.2g}."
                 )
 
 

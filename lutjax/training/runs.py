@@ -404,8 +404,8 @@ def kind(folder: Path) -> str:
     )
     if not isinstance(run_kind, str) or run_kind not in COMMANDS:
         raise CheckpointError(
-            f"{folder} holds a run of the kind {in_a_line(run_kind, 40)}; lutjax {lutjax.__version__} "
-            f"supports {', '.join(COMMANDS)}."
+            f"{folder} holds a run of the kind {in_a_line(run_kind, 40)}; "
+            f"lutjax {lutjax.__version__} supports {', '.join(COMMANDS)}."
         )
     return run_kind
 

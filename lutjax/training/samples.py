@@ -247,8 +247,9 @@ def split_ids(
         rarest = distinct[counts.argmin()]
         raise SamplesError(
             f"{name}: class {in_a_line(classes[rarest], 80) if classes else rarest} has "
-            f"{counts.min()} of {len(labels)} samples, and {len(distinct)} classes share a test part "
-            f"of {n_test}; a stratified split needs two samples and one test sample per class. "
+            f"{counts.min()} of {len(labels)} samples, and {len(distinct)} classes share a test "
+            f"part of {n_test}; a stratified split needs two samples "
+            "and one test sample per class. "
             "Remove rare classes, or split at random (--no-stratified)."
         )
     train, test = train_test_split(

@@ -769,9 +769,9 @@ def classes_of_labels(labels: np.ndarray, *, name: str) -> tuple[str, ...]:
         )
     if len(distinct) > max(len(labels) // 2, 2):
         raise SamplesError(
-            f"{name}: the target has {len(distinct)} different values in {len(labels)} rows; expected "
-            "classes with several rows each. Use --regression, choose another column, or bin the "
-            "numbers first."
+            f"{name}: the target has {len(distinct)} different values in {len(labels)} rows; "
+            "expected classes with several rows each. "
+            "Use --regression, choose another column, or bin the numbers first."
         )
     return tuple(sorted(distinct, key=float if all(map(_is_number, distinct)) else None))
 
