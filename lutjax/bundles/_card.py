@@ -52,6 +52,7 @@ def is_ours(path: Path) -> bool:
         return True
     if path.is_symlink() or not path.is_file():
         return False
+    # Only the end of the file: somebody else's README may have any size.
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 2 * len(LAST)))
         return file.read().rstrip().endswith(LAST.encode())

@@ -62,6 +62,7 @@ def arguments_of(module: Any) -> dict[str, Any] | None:
     Initializers are left out because the bundle holds the arrays, and `implementation` because it
     depends on the machine.
     """
+    # Not a subclass: its name would rebuild another class.
     if LAYERS.get(type(module).__name__) is not type(module):
         return None
     spec = module.spec
@@ -139,6 +140,7 @@ def _decode_argument(value: Any) -> Any:
     name = value[_KIND]
     if name == _LAYOUT:
         return lutjax.NgramLayout.from_json(fields)
+    # Only names of the two dictionaries: a bundle must not choose what is called.
     if not isinstance(name, str) or (name in _FUNCTIONS and fields):
         raise ValueError(f"a value of it is {name!r}")
     return _FUNCTIONS[name] if name in _FUNCTIONS else _VALUES[name](**fields)

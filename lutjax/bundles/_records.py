@@ -21,6 +21,7 @@ RECORDS: dict[str, type[runs.Record]] = {
 
 def to_dict(loaded: Loaded) -> dict[str, Any]:
     """Return the fields of a run record; paths are reduced to file names."""
+    # Bundles are published: folders of this machine are nobody's business.
     record = dataclasses.asdict(loaded.record)
     for source in (record.get("text"), record.get("samples")):
         if source is not None and source["path"] is not None:

@@ -21,6 +21,7 @@ def encode_tensor(tensor: Tensor, values: Array) -> dict[str, Array]:
             f"save: the table {name} has values that are not finite, which int8 cannot hold."
         )
     n_rows, n_outputs = values.shape[-2:] if values.ndim >= 3 else (values.shape[-1], 1)  # edges
+    # One group for each table, which then has scales of its own.
     each = values.reshape(-1, n_rows, n_outputs)
     if not each.size:
         return {

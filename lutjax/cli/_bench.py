@@ -88,6 +88,7 @@ def bench(
     Times are device times per call in one compiled loop, next to the time a copy of the same bytes
     takes. Ctrl-C shows finished rows.
     """
+    # Before minutes of measurements, and before a restart repeats them.
     for name, path in (("--csv", csv), ("--png", png), ("--markdown", markdown)):
         if path is not None:
             check_file(name, path, MARKS[name])
@@ -102,6 +103,7 @@ def bench(
     from lutjax.benchmark.results import Machine, run_measurement
     from lutjax.cases import Tag
 
+    # Shapes for accelerators take hours on a CPU.
     tag = Tag.CPU if jax.default_backend() == "cpu" else Tag.BENCH
     chosen = asked or tuple(shapes.named_shapes(tag).values())
     if scale is not None:
@@ -138,6 +140,7 @@ def bench(
         contextlib.suppress(KeyboardInterrupt),
         Progress(console, len(todo)) as progress,
     ):
+        # Row by row, so that an interrupted benchmark leaves its finished rows.
         write = None if file is None else report.csv_writer(file)
         progress.starts("the bandwidth of a copy")
         machine = Machine.measure_default()

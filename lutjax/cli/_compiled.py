@@ -62,6 +62,7 @@ def _processor() -> str:
 
 def _make_room(folder: Path) -> None:
     """Delete the oldest programs down to half of `MOST_BYTES` if the cache is larger."""
+    # Down to half, so that not every command has to delete something.
     files = sorted(
         (s.st_mtime, s.st_size, path) for path in folder.iterdir() for s in [path.stat()]
     )

@@ -28,6 +28,7 @@ class Commands(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line; escape characters that the terminal cannot encode."""
+        # Names of files and classes may have any characters, and a message must not fail for one.
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 stream.reconfigure(errors="backslashreplace")
@@ -86,6 +87,7 @@ def explain(error: BaseException, *, training: bool) -> str | None:
 
 
 def _explain_os_error(error: OSError, training: bool) -> str | None:
+    # click ends quietly at a broken pipe; an error without a number is a bug.
     if error.errno is None or error.errno == errno.EPIPE:
         return None
     where = "" if error.filename is None else f" ({error.filename})"
@@ -107,6 +109,7 @@ def _explain_missing_device() -> str | None:
         return None
     import jax
 
+    # A RuntimeError of XLA may be a bug. If devices are available, it has another cause.
     try:
         jax.local_devices()
     except (RuntimeError, AssertionError) as error:

@@ -104,6 +104,7 @@ def export(run: Path, formats: tuple[str, ...], folder: Path | None, **wanted: A
     language model is exported as a C program. `--format jax` writes StableHLO programs that run
     without lutjax.
     """
+    # Programs of JAX are no circuits: a run gives either, by different code.
     if formats == (PROGRAMS,):
         for name, value in wanted.items():
             if value:

@@ -211,6 +211,7 @@ def replace_fields(text: str, fields: Iterable[str]) -> str:
     nothing = "(?!)"
     several = "|".join(field for field in fields if "_" in field) or nothing
     one = "|".join(field for field in fields if "_" not in field) or nothing
+    # Short names such as steps are also words of messages: they count only where a value follows.
     text = re.sub(r"^[A-Z]\w+: ", "", text)
     for pattern in (
         rf"(?<![\w./-])(?:{several})(?![\w/(]|\.\w)",
@@ -254,7 +255,8 @@ def _option(configs: "Configs", having: Mapping[Any, Any], name: str) -> FieldOp
     kind_of = click.Choice(field.metadata[CHOICES]) if CHOICES in field.metadata else _type(hint)
     names = f"{flag_of(name)}/--no-{name.replace('_', '-')}" if kind_of is bool else flag_of(name)
     text = ""
-    for one in reversed(first.__mro__):  # inherit documentation from base classes
+    # A subclass documents only what differs from its bases.
+    for one in reversed(first.__mro__):
         text = _attributes(one.__doc__ or "").get(name, text)
     defaults = {}
     for model, config in having.items():

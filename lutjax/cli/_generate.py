@@ -123,6 +123,7 @@ def _generate(
     waits = not prompts and str(prompt_file or "-") == "-"
     starts = [] if waits else hosts.call_in_first(lambda: _prompts(prompts, prompt_file))
     if hosts.count() > 1:
+        # Several processes divide the tables; each samples the same text.
         if integers is not None:
             raise click.UsageError("--integers runs on one device; start one process.")
         if mesh is None:
@@ -161,6 +162,7 @@ def _generate(
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
     ends_line = _write(texts, _continuations(drawn_by, texts, n_bytes, **options), echo=echo)
     if speed:
+        # A second time: the first one includes compilation.
         start = time.perf_counter()
         for parts in _continuations(drawn_by, texts, n_bytes, **options):
             for _ in parts:

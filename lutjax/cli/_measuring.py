@@ -39,6 +39,7 @@ def check_folder(option: str, path: Path) -> None:
 
 def check_file(option: str, path: Path, mark: bytes) -> None:
     """Reject an unwritable directory, or a file without the marker of this option's output."""
+    # A mistyped path must not replace a file of the user.
     check_folder(option, path)
     if not path.is_file():
         return
@@ -54,6 +55,7 @@ def check_file(option: str, path: Path, mark: bytes) -> None:
 def make_console(stderr: bool = False) -> "Console":
     from rich.console import Console
 
+    # Rich takes 80 columns for a pipe, in which tables would be cut off.
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(width=_WIDTH, stderr=stderr)
 

@@ -63,6 +63,7 @@ def predict(
             raise parameter_error("FILE", error) from error
         doing("predicting")
         predicted = trained.predict_numbers(samples.numbers)
+    # Samples in other units would be classified without an error.
     for doubt in (*samples.remarks, *trained.form.doubts(samples.numbers)):
         click.echo(doubt, err=True)
     if out is None:

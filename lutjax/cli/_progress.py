@@ -51,6 +51,7 @@ class Report(Watcher):
             self._bar.stop()
 
     def training(self, losses: Sequence[tuple[int, float]]) -> None:
+        # Short steps come several at a time: the bar needs only the last one.
         now, last = time.perf_counter(), losses[-1][0]
         latest = (now - self._time) / (last - self._done)
         self._done, self._time = last, now

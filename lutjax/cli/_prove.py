@@ -98,6 +98,7 @@ def prove(
         raise parameter_error(
             "--sample", f"{max(chosen)} is too large; {folder} has {len(vectors)} samples."
         )
+    # Check all words before the first proof; dicts keep their order without repeats.
     columns = {**dict.fromkeys(monotone), **dict.fromkeys(antitone), **dict.fromkeys(unused)}
     if (columns or method == "abc") and abc.find() is None:
         raise click.ClickException(

@@ -31,6 +31,7 @@ def quantize(folder: Path, text_path: Path | None) -> None:
         )
     target = folder / deployment.FOLDER
     deployment.check_place(target)
+    # The lock keeps a training process from deleting the checkpoint in the meantime.
     with runs.lock(folder):
         step, record = runs.read(folder, lm_runs.Record, on_damage=echo_error)
         deployed_record = deployment.deployed_record(folder, record)

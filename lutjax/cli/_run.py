@@ -115,6 +115,7 @@ def run_argument(name: str, alias: str) -> Callable[[Callable[..., None]], Calla
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @click.argument(name, metavar="RUN", type=PATH, required=False)
+        # Commands of earlier versions had an option for the run.
         @click.option(alias, "aliased", type=PATH, hidden=True)
         @functools.wraps(function)
         def call(aliased: Path | None, **arguments: Any) -> None:
@@ -200,6 +201,7 @@ def processes(
         with hosts.run_together():
             yield
     except (Exception, KeyboardInterrupt) as error:
+        # An error that all processes know of is printed once, by the first.
         if hosts.is_shared_error(error):
             if hosts.is_first():
                 raise
@@ -277,6 +279,8 @@ def _train(
 
         return call
 
+    # A run that is stopped before its next checkpoint has the old number of steps: repeat the
+    # option.
     longer = ["--steps", str(fields["steps"])] if resume and "steps" in fields else []
     name = click.get_current_context().info_name or kind.kept.kind
     again = command("train", name, "--resume", *longer, "--out", str(out))
@@ -285,6 +289,7 @@ def _train(
         if resume:
             requested = {**same, **fields}
             changed = fields_of(kind.configs.options, requested)
+            # Validate before the checkpoint is read, which may take long.
             with usage_errors(kind.refuses, option):
                 kind.configs.options(**changed)
             experiments.resume(
@@ -316,7 +321,7 @@ def _train(
             click.echo(f"{what} Continue with:\n  {again}")
         raise SystemExit(130) from None
     except KeyboardInterrupt:
-        if hosts.count() > 1:
+        if hosts.count() > 1:  # `processes` ends the others
             raise
         click.echo(f"Stopped before {'another' if resume else 'the first'} step.")
         raise SystemExit(130) from None
@@ -352,6 +357,7 @@ def too_large(fields: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
+        # NumPy, JAX and our own checks report sizes by errors of different types.
         memory = isinstance(error, MemoryError | OverflowError)
         if not memory and not re.search(
             f"{OUT_OF_MEMORY}|allowed size|too big|no machine holds", str(error)

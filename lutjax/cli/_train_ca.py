@@ -52,6 +52,7 @@ def ca(
     The loss is the squared error of a grid; tests count wrong bits with hard gates. The best
     automaton is kept. --resume continues a stopped run bit for bit.
     """
+    # The record holds the bits of the target, so the image need not exist any more.
     if resume and path is not None:
         raise click.UsageError("--target is part of the checkpoint; leave it out with --resume.")
     _run.train(

@@ -88,6 +88,7 @@ def classify(
     same: Mapping[str, Any] = {}
     if recipe is not None:
         click.echo(recipe_of(recipe))
+        # A resumed run must be one of this recipe; only its number of steps may change.
         if resume:
             same = {
                 name: value for name, value in recipe_of(recipe).fields().items() if name != "steps"
@@ -163,6 +164,7 @@ def _train_sizes(
 
     out: Path = settings["out"]
     places = {size: out / str(size) if is_front else out for size in sizes}
+    # Before the first of many runs, since each of them takes long.
     for place in places.values():
         _run.check_new(place, kind)
 
@@ -179,6 +181,7 @@ def _train_sizes(
         attempts.append(attempt)
         click.echo(f"  {attempt}")
 
+    # Attempts at one size tell `find` where to look for the next ones.
     for size, place in places.items():
         click.echo(f"Choosing layers for {size:,} LUT6 ...")
         with _run.usage_errors(kind.refuses, settings["option"]):

@@ -81,6 +81,7 @@ def tune(
         for kernel in todo:
             progress.starts(str(kernel))
             results.append(search.tune(kernel, effort, progress.starts))
+            # Written after each kernel, since all of them take hours.
             entry = results[-1].entry
             if entry is not None:
                 document = document.with_entry(entry)

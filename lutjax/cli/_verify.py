@@ -38,6 +38,7 @@ def verify(folder: Path, run: Path | None) -> None:
         with progress(name):
             yield
 
+    # Results appear one by one, and survive a Ctrl-C: a proof may take minutes.
     results: list[proofs.Proof] = []
 
     def show(proof: proofs.Proof) -> None:

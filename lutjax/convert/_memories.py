@@ -42,6 +42,7 @@ class _Checkpoint:
     def __init__(self, folder: Path):
         self.folder, self._files = folder, dict[str, TensorFile]()
         self.config = _read_json(folder / "config.json")
+        # The index names the file of each tensor, so that the other files may be missing.
         if (folder / _INDEX).is_file():
             self._files_of = dict(_read_json(folder / _INDEX).get("weight_map") or {})
         else:
@@ -178,6 +179,7 @@ def convert_memory(
         "base": base.description,
         "layout": layout.to_json(),
     }
+    # The record comes last: without it the folder is no memory.
     save(arrays, model)
     with write_atomically(Path(model) / MEMORY_RECORD) as path:
         path.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="utf-8")

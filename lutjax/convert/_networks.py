@@ -67,6 +67,7 @@ def classifier(
     for layer in layers:
         wiring.append(check_layer(layer, arity, expected, n_before))
         n_before = len(layer.wires)
+    # A config checks all sizes before a model allocates anything.
     try:
         config = LogicClassifierConfig(
             in_features=first if thresholds is None else len(thresholds),
@@ -137,6 +138,7 @@ def check_some(layers: list[Layer], kinds: set[str]) -> None:
 
 def modules(tensors: Mapping[str, Any], endings: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
     """Return the modules of a state dict in order, each with its tensors by longest ending."""
+    # Longest first: "mapping.weights" also ends in "weights".
     known = sorted(endings, key=len, reverse=True)
     by_module: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():

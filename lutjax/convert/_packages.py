@@ -111,7 +111,7 @@ def torch_dwn(
                 )
         if "randperm" in parts:
             order = array(name, parts, "randperm", 1)
-        if {"thresholds", "randperm"} & set(parts):
+        if {"thresholds", "randperm"} & set(parts):  # modules of their own, without tables
             continue
         luts = array(name, parts, "luts", 2)
         arity = luts.shape[1].bit_length() - 1

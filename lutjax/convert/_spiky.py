@@ -227,6 +227,7 @@ def spiky_layer(
 
 
 def _tables(remaining: dict[str, dict[str, Any]], name: str, n_outputs: int) -> _Tables:
+    # Taken out, so that what remains at the end is unknown.
     parts = remaining.pop(name, {})
     if _WEIGHTS in parts and _ANCHORS not in parts:
         raise ConversionError(
@@ -252,6 +253,7 @@ def _tables(remaining: dict[str, dict[str, Any]], name: str, n_outputs: int) -> 
 
 
 def _position_bits(layer: _Tables, kind: str, context: int, shared: bool) -> int:
+    # Rows of concatenated attention are addressed by bits of query, key and position.
     if kind == "concatenated":
         return max(layer.n_bits - 2 * layer.n_anchors, 0)
     if layer.positions is None:

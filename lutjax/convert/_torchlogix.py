@@ -177,6 +177,7 @@ def _lowest_first(table: np.ndarray, n_inputs: int) -> np.ndarray:
     """Reorder tables from first input highest to first input lowest; gates keep their values."""
     if table.shape[-1] != 2**n_inputs or (n_inputs, table.shape[-1]) == (2, 16):
         return table
+    # One axis of size 2 per input; reversing these axes reverses the address bits.
     axes = table.reshape(*table.shape[:-1], *(2,) * n_inputs)
     first = table.ndim - 1
     order = (*range(first), *reversed(range(first, axes.ndim)))

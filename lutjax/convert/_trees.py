@@ -119,6 +119,7 @@ def tree_net(
         _check_tree(tree, arity, expected, shape[2])
         padding = sizes["padding"][k]
         kernels.append(_kernel(tree, (shape[0], shape[1]), padding))
+        # `LogicConv` numbers the pixels of a window by row, column and channel.
         row, column, channel = np.moveaxis(tree.leaves, -1, 0)
         leaves.append((row * kernels[k] + column) * shape[2] + channel)
         geometry = {name: per_layer[k] for name, per_layer in sizes.items()}

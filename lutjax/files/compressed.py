@@ -50,6 +50,7 @@ class _Gzip(io.RawIOBase):
             raise PackedError(
                 f"{self._path} is not a whole gzip file: {error}. Get it again."
             ) from error
+        # The size in a gzip file is modulo 4 GiB and may be wrong: count what comes out.
         self._n_bytes += n
         check(self._path, self._n_bytes, f"unpack it yourself (gunzip {self._path.name})")
         return n

@@ -166,6 +166,7 @@ class Decoder(nnx.Module):
         )
         if n_tokens == 0:
             return jnp.zeros((*prompt.shape[:-1], 0), jnp.int32)
+        # The model stays as it is: caches live in the compiled function.
         graphdef, state = nnx.split(self)
         draw = functools.partial(_generate, graphdef, n_tokens=n_tokens, top_k=top_k)
         tokens: jax.Array = sharding.shard_by_compiler(
@@ -318,6 +319,7 @@ def _pad_prompts(
     sizes = np.asarray([text.size for text in texts], np.int32)
     found = np.zeros((len(texts), sizes.max()), np.int32)
     for row, text in zip(found, texts, strict=True):
+        # Clipped, not wrapped: ids out of range are clamped to the vocabulary later.
         row[: text.size] = np.clip(text, *_INT32)
     return found, None if np.all(sizes == sizes.max()) else sizes
 

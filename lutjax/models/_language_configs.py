@@ -96,6 +96,7 @@ class GPTConfig(Config):
         super().__post_init__()
         if self.memory_base is not None:
             self._take_base()
+        # Small sizes first: later checks divide by them.
         self._check_sizes(vocab_size=1, features=2, context=2, n_layers=1, n_heads=1)
         self._check_most(n_layers=MOST_LAYERS)
         self._check_sizes(lut_heads=1, lut_tables=1, lut_bits=1)

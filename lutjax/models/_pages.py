@@ -169,8 +169,9 @@ class Pages:
         return text.names[number - 1] if number else _ROOT, own
 
     def _note(self, block: int, parent: bytes, tokens: tuple[int, ...], name: bytes | None) -> None:
+        # Two sequences may have computed the same tokens at once; one of their blocks is enough.
         if name is not None and self._block_of.get(name, block) != block:
-            return  # another block has the same tokens
+            return
         self._parent[block] = parent
         self._after.setdefault(parent, {})[block] = tokens
         if name is not None:
@@ -206,6 +207,8 @@ class Pages:
 
 def _name(parent: bytes, tokens: tuple[int, ...]) -> bytes:
     """Hash a prefix name and the following tokens to a practically unique name."""
+    # Constant size for prefixes of any length. A collision would give a sequence the cache of
+    # another one, so the hash is a cryptographic one.
     return hashlib.blake2b(parent + np.asarray(tokens, np.int32).tobytes(), digest_size=24).digest()
 
 

@@ -96,6 +96,7 @@ class Slots:
         self._pages = _pages_of(model, n_slots, block_size, n_blocks)
         blocks = {"blocks": (self._pages.n_blocks, self._pages.size)} if self._pages else {}
         self._form, self._cache, self._others = open_caches(model, (n_slots,), top_k, **blocks)
+        # A prompt is read into a cache of its own, which then moves into its slot.
         self._empty = [] if self._pages else open_caches(model, (1,))[1]
         self._last = jnp.zeros((n_slots,), jnp.int32)
         self._keys = jax.random.split(jax.random.key(0), n_slots)
@@ -212,6 +213,7 @@ class Slots:
             )
         if not self.free:
             raise ValueError(f"Slots: all {self.n_slots} slots have a text; let one leave first.")
+        # The lowest one, so that the same calls give the same slots.
         slot = min(set(range(self.n_slots)).difference(self._used_slots))
         tokens = np.clip(tokens, 0, self._vocab_size - 1).astype(np.int32)
         if self._pages:

@@ -108,7 +108,8 @@ class LogicClassifier(WithCircuit, nnx.Module):
           ValueError: the sample size differs.
         """
         x = reshape_samples("LogicClassifier", x, (self.config.in_features,))
-        y = jnp.moveaxis(jnp.asarray(x), -1, 0)  # features first: the fast layout
+        # Features first: a gate then reads and writes contiguous samples.
+        y = jnp.moveaxis(jnp.asarray(x), -1, 0)
         if self.config.edges:
             y = rows_with_edges(y, self.config.image_shape)
         if self.encoder is not None:

@@ -142,6 +142,7 @@ class GPT(Decoder):
 
         if self.config.remat and not decode:
             run = nnx.remat(run)
+        # The residual sum keeps the parameter dtype; only layers compute in `config.dtype`.
         z = self.dropout(z, deterministic=deterministic, rngs=rngs)
         for layer in self.layers:
             if layer.memory is not None:

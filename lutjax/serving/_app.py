@@ -112,6 +112,7 @@ class _Server:
     def application(self) -> Starlette:
         @contextlib.asynccontextmanager
         async def lifespan(app: Starlette) -> AsyncIterator[None]:
+            # Compiling takes seconds to minutes, which the first client would wait.
             await run_in_threadpool(self.warm)
             yield
             await run_in_threadpool(self.stop)
@@ -293,6 +294,7 @@ class _TextServer(_Server):
 
 async def _cancel_disconnected(request: Request, job: Job) -> None:
     """Cancel a job once its client has disconnected."""
+    # Starlette cancels streams of disconnected clients, but not other answers.
     while not await request.is_disconnected():
         await asyncio.sleep(0.25)
     job.cancelled = True
@@ -319,6 +321,7 @@ class _CallServer(_Server):
 
     def __init__(self, name: str, limits: Limits):
         super().__init__(name, limits)
+        # One call at a time: a device has no use for several.
         self._one = asyncio.Semaphore(1)
         self._waiting = 0
 

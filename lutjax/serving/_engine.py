@@ -128,6 +128,7 @@ class Engine:
                 for slot, tokens in self.slots.step(BLOCK).items():
                     self._push(slot, tokens)
         except BaseException as error:  # noqa: BLE001 (whoever waits is told)
+            # Under the lock, so that no job joins the queue of a dead thread.
             with self._changed:
                 self.failed = error
                 jobs = [*self._jobs.values(), *self._waiting]

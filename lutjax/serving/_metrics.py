@@ -9,6 +9,7 @@ class Metrics:
     """Request and token counts, and request durations in seconds."""
 
     def __init__(self) -> None:
+        # Handlers run in several threads, and adding to a counter is not atomic.
         self._lock = threading.Lock()
         self._requests: Counter[tuple[str, int]] = Counter()
         self._seconds: Counter[str] = Counter()

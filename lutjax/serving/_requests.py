@@ -205,12 +205,8 @@ class Completion:
         prompt = fields.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
             prompt = prompt[0]
-        # JSON may hold halves of surrogate pairs, which UTF-8 has no bytes for.
-        if isinstance(prompt, str):
-            text = prompt.encode(errors="surrogatepass")
-        elif _are_bytes(prompt):
-            text = bytes(prompt)
-        else:
+        text = _bytes_of(prompt)
+        if text is None:
             raise RequestError(
                 400,
                 f"prompt is {strict_json.format_value(prompt)}; "
@@ -253,10 +249,16 @@ class Completion:
         )
 
 
-def _are_bytes(prompt: Any) -> bool:
+def _bytes_of(prompt: Any) -> bytes | None:
+    """Return the bytes of a text or of a list of bytes; None for another value."""
+    if isinstance(prompt, str):
+        # JSON may hold halves of surrogate pairs, which UTF-8 has no bytes for.
+        return prompt.encode(errors="surrogatepass")
     if not isinstance(prompt, list) or not prompt:
-        return False
-    return all(type(token) is int and 0 <= token < 256 for token in prompt)
+        return None
+    # type: true is an int.
+    are_bytes = all(type(token) is int and 0 <= token < 256 for token in prompt)
+    return bytes(prompt) if are_bytes else None
 
 
 def _number(

@@ -101,7 +101,9 @@ def _check(meta: Mapping[str, Any]) -> None:
 def lines(facts_of: Mapping[str, Any]) -> list[str]:
     """Format facts as lines."""
     # Names come from files of others: a terminal must not execute their control characters.
-    write = overlays.lines if facts_of["kind"] == "overlay" else _lines
+    write: Callable[[Mapping[str, Any]], list[str]] = (
+        overlays.lines if facts_of["kind"] == "overlay" else _lines
+    )
     if facts_of["kind"] == "memory":
         from lutjax.convert import _memories
 

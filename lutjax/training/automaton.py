@@ -282,8 +282,9 @@ class Run(ModelRun[LogicCA]):
         last = automaton.run_hard(
             self.config, model.gates(), model.wiring, first, n_steps, update_key
         )
-        different: jax.Array = self._select_compared(last) != self._select_compared(target)
-        return different.sum() / target.shape[1]
+        different = self._select_compared(last) != self._select_compared(target)
+        per_grid: jax.Array = different.sum() / target.shape[1]
+        return per_grid
 
 
 def _load_best(folder: Path, step: int, record: Record) -> LogicCA:

@@ -91,5 +91,6 @@ def _run(
         (ctypes.c_double * (len(numbers) + 1))(*numbers, 0.0),
         ctypes.c_int64(n_threads),
     )
+    # A bug, since callers check their arguments.
     if wrong is not None:
         raise RuntimeError(f"lutjax-cpu: {name}: {wrong.decode()}")

@@ -95,6 +95,7 @@ class Kernels:
         return start, of_queries, of_keys, mask, targets, call.weights, *self.arrays(call)
 
     def _options(self, call: Attention) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        # Without a window every pair counts; a kernel has no option for that.
         window = _EVERY if call.window is None else call.window
         blocks = (0, 0) if call.block_mask is None or call.block_sizes is None else call.block_sizes
         flags = (call.query_segments is not None, call.accumulate is not None)

@@ -126,8 +126,8 @@ class Data:
         # of the whole table: a rare one may be missing from a random training part.
         encoding = Encoding.fit(train, bits, classes, numbers=numbers)
         remarks = (*self.remarks, *columns.describe_columns(train, encoding))
-        encoded = (_encode_table(part, encoding) for part in (train, test))
-        return Parts(*encoded, encoding, remarks, test)
+        x, x_test = (_encode_table(part, encoding) for part in (train, test))
+        return Parts(x, x_test, encoding, remarks, test)
 
 
 def is_table(path: Path) -> bool:

@@ -71,9 +71,11 @@ def load(folder: Path) -> tuple[Samples, Samples]:
                 f"and its labels {list(labels.shape)} ({of_labels}); "
                 "expected images [N, height, width] and labels [N]."
             )
-        rows, name = images.reshape(len(images), -1), f"{known} in {folder}" if known else folder
+        rows, source = images.reshape(len(images), -1), str(folder)
+        if known:
+            source = f"{known} in {folder}"
         classes = _CLASSES.get(known or "", ())
-        parts.append(Samples(rows, labels.astype(np.int32), images.shape[1:], str(name), classes))
+        parts.append(Samples(rows, labels.astype(np.int32), images.shape[1:], source, classes))
     train, test = parts
     if train.shape != test.shape:
         raise SamplesError(

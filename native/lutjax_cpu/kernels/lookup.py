@@ -48,6 +48,7 @@ def scale_margins(
     cotangents: dict[str, jax.Array], margin: jax.Array, accumulate: FixedPoint | None
 ) -> dict[str, jax.Array]:
     """Convert the margin cotangent from fixed-point integers, if a kernel returns them."""
+    # Kernels sum integers; the slope of the margin is a float and follows afterwards.
     if accumulate is None or "detection" not in cotangents:
         return cotangents
     difference = result(cotangents["detection"], margin.dtype, accumulate)
