@@ -87,7 +87,7 @@ def normalize_value(value: Any) -> Any:
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         return _tuples(value.tolist(), value.ndim)
     # Named tuples are values of their own types; `tuple` would forget them.
-    if isinstance(value, list | tuple | range) and not _is_named_tuple(value):
+    if isinstance(value, list | tuple | range) and not hasattr(value, "_fields"):
         return tuple(map(normalize_value, value))
     return value
 
@@ -125,10 +125,6 @@ def check_arguments(where: str, annotated: type, values: Mapping[str, Any]) -> d
 @functools.cache
 def _hints(annotated: type) -> dict[str, Any]:
     return typing.get_type_hints(annotated)
-
-
-def _is_named_tuple(value: Any) -> bool:
-    return hasattr(value, "_fields")
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -93,7 +93,8 @@ def _body(name: str, config: Config) -> Iterator[str]:
         yield from ("## Sizes", "", *_table(config.model), "")
     if config.run is not None:
         yield from _run_section(config.run)
-    yield from _use(config)
+    into = "" if config.model is not None else ", into=model"
+    yield from _USE.format(into=into, TENSORS=TENSORS, CONFIG=CONFIG).splitlines()
     yield from ("## Tensors", "", *_tensors(config), "")
 
 
@@ -169,11 +170,6 @@ def value(name):
 ```
 
 """
-
-
-def _use(config: Config) -> Iterator[str]:
-    into = "" if config.model is not None else ", into=model"
-    yield from _USE.format(into=into, TENSORS=TENSORS, CONFIG=CONFIG).splitlines()
 
 
 def _tensors(config: Config) -> Iterator[str]:

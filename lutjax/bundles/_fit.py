@@ -31,6 +31,7 @@ def flat(tree: Any) -> dict[Path, Any]:
 def fit(bundle: Bundle, expected: Mapping[Path, Any]) -> None:
     """Raise BundleError unless a bundle has exactly these paths, dtypes and shapes."""
     stored = {tensor.path: tensor for tensor in bundle.config.tensors.values()}
+    # Keys of a path are strings and integers, which have no common order.
     for path in sorted({*stored, *expected}, key=str):
         actual, needed = (_describe(arrays.get(path)) for arrays in (stored, expected))
         if actual != needed:

@@ -102,6 +102,7 @@ def write(
     programs = programs_of(model)
     place = Path(folder)
     save(model, place)
+    # Arrays are arguments, not constants: one copy of them serves all programs.
     weights, _ = _modules.functional(model)
     shapes = {
         name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()
@@ -195,7 +196,9 @@ def _decoder_programs(model: Decoder) -> dict[str, Program]:
             state, logits = decode(weights, carry[0], token)
             return (state, logits.astype(carry[1].dtype)), None
 
-        logits = jnp.zeros((tokens.shape[0], vocab), _dtype_of_logits(forward, weights))
+        token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+        dtype = jax.eval_shape(forward, weights, token).dtype
+        logits = jnp.zeros((tokens.shape[0], vocab), dtype)
         return jax.lax.scan(step, (_name_arrays(cache), logits), tokens.T)[0]
 
     # Symbolic sizes: one program serves all batches and lengths.
@@ -239,10 +242,6 @@ def _name_arrays(cache: Any) -> dict[str, Any]:
     return {name_of(_modules.keys(path)): v.get_value() for path, v in nnx.to_flat_state(cache)}
 
 
-def _dtype_of_logits(forward: Callable[..., Any], weights: Arrays) -> Any:
-    return jax.eval_shape(forward, weights, jax.ShapeDtypeStruct((1, 1), jnp.int32)).dtype
-
-
 def _classifier_programs(model: LogicClassifier | LogicTreeNet) -> dict[str, Program]:
     _, merge_module = _modules.functional(model)
     regression = isinstance(model, LogicClassifier) and model.config.regression
@@ -269,6 +268,7 @@ def _classifier_programs(model: LogicClassifier | LogicTreeNet) -> dict[str, Pro
             ("numbers" if regression else "logits",),
         )
     }
+    # Noise would need a random key among the arguments, so such models have no loss.
     if not any(isinstance(v, nnx.RngState) for _, v in nnx.to_flat_state(nnx.state(model))):
         labels = jax.ShapeDtypeStruct((batch,), jnp.float32 if regression else jnp.int32)
         found["loss"] = Program(
@@ -293,6 +293,7 @@ def _automaton_programs(model: LogicCA) -> dict[str, Program]:
         # Words of 32 cells need fixed sizes, so the soft automaton runs, with one gate in each
         # mixture.
         chosen = jnp.arange(16, dtype=jnp.int32)[:, None] == model.gates()[None]
+        # Minus infinity gives the other gates the weight 0, exactly.
         model.logits = jnp.where(chosen, 0.0, -jnp.inf).astype(model.logits[...].dtype)
         after: jax.Array = model(state.astype(jnp.float32), 1, key=keys) > 0.5
         return after

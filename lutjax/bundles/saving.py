@@ -178,6 +178,7 @@ def _tensors(
         scale = scale_of(name) if store == "int8" and dtype != "int8" else None
         tensor = Tensor(path, kind, tuple(array.shape), dtype, store, scale)
         encoded = _tables.encode_tensor(tensor, np.asarray(array))
+        # Keys with dots can make one name in two ways.
         if name in tensors or set(encoded) & set(arrays):
             raise ValueError(
                 f"save: two arrays have the name {format_value(name)}, or scale; rename one."

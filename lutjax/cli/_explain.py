@@ -42,6 +42,7 @@ def explain(
 
     for op in ops or kernel_registry.ops():
         try:
+            # Shapes are enough: nothing is computed, and tables may be large.
             if op in kernel_registry.compositions():
                 arguments, options = compositions.abstract_arguments(op, size, dtype)
             else:

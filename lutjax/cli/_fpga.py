@@ -139,6 +139,7 @@ class _Given(NamedTuple):
 def _read(folder: Path, lut: int) -> _Given:
     from lutjax.circuits import deployment, netlist_json
 
+    # A run is mapped here, for the tables of this family; an export is taken as it is.
     if not (folder / deployment.MANIFEST).exists():
         from lutjax.training import export as exporting
 

@@ -127,6 +127,7 @@ def import_(file: Path, folder: Path, package: str, **options: Any) -> None:
             raise click.UsageError(
                 f"{flag_of(name)} is for --from {', '.join(_IS_FOR[name])}; leave it out."
             )
+    # A memory stays in its files: there is no state dict to read.
     if package in _MEMORIES:
         record = lutjax.convert.convert_memory(file, folder, family=package, **arguments)
         rows, width = record["base"]["rows"], record["base"]["width"]

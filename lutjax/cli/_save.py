@@ -28,6 +28,7 @@ def save(run: Path, folder: Path, table_dtype: str | None) -> None:
 
     if folder.resolve() == run.resolve():
         raise parameter_error("DIR", "DIR is RUN; choose another folder.")
+    # Read everything before the first file is written.
     model = _run.model(run)
     kind = model_folders.kind_of(run)
     try:

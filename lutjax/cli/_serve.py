@@ -74,6 +74,7 @@ def serve(
     with require_optional("lutjax serve"):
         import uvicorn
 
+    # After the check for uvicorn: reading a model takes seconds.
     model: Any = memory_layer(folder) if is_memory(folder) else _run.model(folder)
     try:
         app = application(model, model_name or folder.resolve().name, Limits(**limits))

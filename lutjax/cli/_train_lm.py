@@ -64,6 +64,7 @@ def lm(
     """
     if huge_pages:
         restart_with_huge_pages()
+    # A preset given with --resume must be that of the run.
     try:
         same = presets.preset(model or presets.MODEL, preset) if resume and preset else {}
     except ValueError as error:

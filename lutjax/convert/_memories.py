@@ -281,6 +281,7 @@ def _engram(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer: 
     vocabulary = Vocabulary.from_tokenizer(checkpoint.folder if tokenizer is None else tokenizer)
     layout = NgramLayout.deepseek(config, vocabulary, place)
     ending = f"layers.{layer}.engram.embed.weight"
+    # Checkpoints of one model differ in what is before the layers, such as "model.".
     at = checkpoint.prefix(ending) + ending.removesuffix("embed.weight")
     streams, features, width = config["hc_mult"], config["hidden_size"], config["engram_head_dim"]
     wkv = checkpoint.matrix(f"{at}wkv", (streams + 1) * features, layout.columns * width).T
@@ -342,7 +343,8 @@ def _longcat(checkpoint: _Checkpoint, config: Any, layer: int | None, tokenizer:
     ending = "ngram_embeddings.embedders.0.weight"
     at = checkpoint.prefix(ending) + "ngram_embeddings."
     assert layout.width is not None
-    for i, size in enumerate(layout.sizes):  # tables of equal total size may differ
+    # Each table: other sizes may have the same total.
+    for i, size in enumerate(layout.sizes):
         file, name = checkpoint.locate(f"{at}embedders.{i}.weight")
         if (shape := checkpoint._open(file).tensor(name).shape) != (size, layout.width):
             raise ConversionError(

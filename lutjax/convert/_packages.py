@@ -128,6 +128,7 @@ def torch_dwn(
     check_some(layers, {"binary"})
     if order is not None:  # GroupSum permutes the votes; here the tables change places
         layers[-1] = _in_order(layers[-1], order)
+    # Shared thresholds: one row for each feature.
     if thresholds is not None and len(thresholds) == 1:
         n_bits = n_inputs or int(layers[0].wires.max()) + 1
         thresholds = np.tile(thresholds, (-(-n_bits // thresholds.size), 1))

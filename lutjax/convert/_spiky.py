@@ -123,6 +123,7 @@ def spiky(
     if remaining:
         raise ConversionError(f"{in_a_line(min(remaining), 80)} is not part of a LUTTransformer.")
     first, ffn = layers[0]["attention"], layers[0]["ffn"]
+    # Pairs address rows by comparisons of both tokens, so they have one bit per anchor pair.
     kind = attention or ("pair" if first.n_bits == first.n_anchors else "concatenated")
     n_position_bits = _position_bits(first, kind, context, shared_positions)
     # Heads only multiply the number of detectors, so any divisor gives the same model.

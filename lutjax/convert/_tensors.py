@@ -37,14 +37,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Shaped[np.ndarray, "..."]]:
         raise ConversionError(
             f"{place} has {place.stat().st_size:,} bytes; at most {MOST_BYTES:,} are read."
         )
-    tensors = _read_torch(place) if _is_of_torch(place) else _read_safetensors(place)
+    read_file = _read_torch if place.suffix in (".pt", ".pth", ".bin") else _read_safetensors
+    tensors = read_file(place)
     if not tensors:
         raise ConversionError(f"{place} has no tensors.")
     return tensors
-
-
-def _is_of_torch(path: Path) -> bool:
-    return path.suffix in (".pt", ".pth", ".bin")
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:

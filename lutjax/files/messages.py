@@ -10,7 +10,8 @@ def in_a_line(text: object, most: int = 300) -> str:
       'Not a fil...xxxxxxxx'
     """
     line = str(text)
-    if len(line) > 4 * most:  # not split as a whole, as it may be large
+    # An error message may quote a file: do not split all of it into words.
+    if len(line) > 4 * most:
         line = line[: 2 * most] + line[-2 * most :]
     line = " ".join(line.split())
     if len(line) <= most:

@@ -145,7 +145,8 @@ class _Server:
         except RequestError as error:
             self.metrics.request(self.path, error.status, time.perf_counter() - start)
             raise
-        if not isinstance(response, StreamingResponse):  # counted at its end
+        # A stream has only begun: `_events` counts it at its end.
+        if not isinstance(response, StreamingResponse):
             self.metrics.request(self.path, response.status_code, time.perf_counter() - start)
         return response
 
@@ -259,6 +260,7 @@ class _TextServer(_Server):
             text = answer.add(part or b"", last=part is None)
             if part is not None:
                 self.metrics.tokens("answer", len(part))
+            # Cancel: the engine may sample further bytes after a stop sequence.
             if answer.stopped or part is None:
                 job.cancelled = True
                 yield text, "stop" if answer.stopped else "length"
@@ -378,6 +380,7 @@ class _ClassServer(_CallServer):
         """
         name = "rows" if "rows" in body else "columns"
         raw = body[name]
+        # Check kinds and sizes before any conversion, which would copy the body.
         lists = [raw] if name == "rows" else raw.values() if isinstance(raw, dict) else []
         if not lists or not all(isinstance(one, list) for one in lists):
             kind = "a list of samples" if name == "rows" else "an object of lists"
@@ -491,6 +494,7 @@ class _MemoryServer(_CallServer):
             raise RequestError(
                 400, "history is none of this server; send the history of an answer.", "history"
             )
+        # Rows of another layout would be other n-grams, without an error.
         if raw["layout"] != self._layout.digest:
             raise RequestError(
                 400,

@@ -31,6 +31,7 @@ class Limits:
     block_size: int | None = None
 
     def __post_init__(self) -> None:
+        # Names as the command line has them: its options are these fields.
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value is not None and value < 1:

@@ -186,6 +186,8 @@ class Completion:
         Raises:
           RequestError: a field is invalid, unknown, or requests an unsupported feature.
         """
+        # Clients send defaults of fields that they do not use. Another value would be ignored
+        # silently, so it is an error.
         for name, value in fields.items():
             if name in _UNUSED and value not in _UNUSED[name]:
                 raise RequestError(

@@ -34,6 +34,7 @@ def register(registry: Any) -> None:
     not_built = _native.not_built()
 
     def unsupported(request: Any) -> str | None:
+        # Imported late: `_fit` imports JAX and the ops.
         if not_built:
             return not_built
         from lutjax_cpu import _fit

@@ -42,6 +42,7 @@ def kernel(
         TARGET,
         shapes,
         input_output_aliases=dict(in_place or {}),
+        # Ops batch their calls themselves; this is for `jax.vmap` of a kernel alone.
         vmap_method="sequential",
     )
     # An empty attribute has no element type, so each ends with one number that no kernel reads.

@@ -144,6 +144,7 @@ def use_level(level: int) -> Iterator[None]:
     Raises:
       ValueError: this CPU or the library lacks the level.
     """
+    # The library returns the level before, or less than -1 for one that it does not have.
     before = opened().lutjax_cpu_use_level(level)
     if before < -1:
         raise ValueError(

@@ -25,6 +25,7 @@ def forward(call: Detect, *, device: Any) -> Detection:
 def backward(
     call: Detect, cotangent: jax.Array, needs: frozenset[str], *, device: Any
 ) -> dict[str, jax.Array]:
+    # The derivative needs the two inputs of the closest pair, which `flip` names.
     assert call.flip is not None
     shape = (cotangent.shape[0], call.n_inputs)
     (dx,) = kernel(

@@ -14,6 +14,7 @@ def _detections(call: LookupAttention) -> dict[str, Detection]:
 
     Without positions, the position detection is a placeholder that is never the closest.
     """
+    # One kernel for both forms. An infinite margin is never the smallest.
     position = call.position
     if position is None:
         none = zeros_varying(call.query.index, (1, 1), jnp.int32)

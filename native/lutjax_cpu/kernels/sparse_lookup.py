@@ -62,7 +62,8 @@ def update(
 ) -> tuple[jax.Array, RowState]:
     name, edges, sizes = _edges(call)
     inputs, weights = (call.detection.index, *edges, cotangent.astype(jnp.float32)), call.weights
-    if isinstance(call, EdgeLookup):  # edges are rows of one number
+    if isinstance(call, EdgeLookup):
+        # To `move_rows` an edge list is one table, whose rows have one number.
         weights = weights[None, :, None]
         rate, factor = (
             None if a is None else a[None, :, None] if a.ndim else a

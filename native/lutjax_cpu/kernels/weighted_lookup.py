@@ -30,6 +30,7 @@ def forward(call: WeightedLookup, *, device: Any) -> jax.Array:
 def backward(
     call: WeightedLookup, cotangent: jax.Array, needs: frozenset[str], *, device: Any
 ) -> dict[str, jax.Array]:
+    # A kernel has fixed outputs: those that are not needed are empty.
     dtypes = {"weights": addend_dtype(jnp.float32, call.accumulate), "coefficients": jnp.float32}
     cotangents = kernel(
         "weighted_lookup_backward",
