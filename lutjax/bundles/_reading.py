@@ -117,6 +117,7 @@ def read_config(folder: Path) -> Config:
     if not folder.is_dir():
         raise BundleError(f"{folder} is a file; give the folder of a bundle.")
     size = _size(folder, CONFIG)
+    # Before reading: a bundle may come from anyone, and its JSON is parsed in memory.
     if size > MOST_BYTES:
         raise BundleError(f"the bundle {folder} is damaged: {CONFIG} exceeds {MOST_BYTES:,} bytes.")
     try:
@@ -166,6 +167,7 @@ def _check_tensors(file: Any, config: Config) -> None:
         if name in expected:
             where = f"{CONFIG} describes and {TENSORS} lacks"
         raise ValueError(f"the tensor {format_value(name)}, which {where}")
+    # A slice has the dtype and shape of the file's header, without reading the tensor.
     for name, (code, shape) in expected.items():
         tensor = file.get_slice(name)
         actual = tensor.get_dtype(), tuple(tensor.get_shape())

@@ -251,14 +251,14 @@ def _classifier_programs(model: LogicClassifier | LogicTreeNet) -> dict[str, Pro
         return logits
 
     def loss(weights: Arrays, x: jax.Array, labels: jax.Array) -> jax.Array:
-        found = merge_module(weights)(x, deterministic=False)
+        outputs = merge_module(weights)(x, deterministic=False)
         if regression:
-            return jnp.mean((found - labels) ** 2)
-        return _cross_entropy(found, labels)
+            return jnp.mean((outputs - labels) ** 2)
+        return _cross_entropy(outputs, labels)
 
     (batch,) = jax.export.symbolic_shape("batch")
     x = jax.ShapeDtypeStruct((batch, *shape_of(model.config)), jnp.float32)
-    found = {
+    programs = {
         "forward": Program(
             "numbers of the hard network"
             if regression
@@ -271,7 +271,7 @@ def _classifier_programs(model: LogicClassifier | LogicTreeNet) -> dict[str, Pro
     # Noise would need a random key among the arguments, so such models have no loss.
     if not any(isinstance(v, nnx.RngState) for _, v in nnx.to_flat_state(nnx.state(model))):
         labels = jax.ShapeDtypeStruct((batch,), jnp.float32 if regression else jnp.int32)
-        found["loss"] = Program(
+        programs["loss"] = Program(
             "mean squared error of the soft network"
             if regression
             else "mean loss of the soft network, in nats",
@@ -280,7 +280,7 @@ def _classifier_programs(model: LogicClassifier | LogicTreeNet) -> dict[str, Pro
             ("loss",),
             differentiable=True,
         )
-    return found
+    return programs
 
 
 def _automaton_programs(model: LogicCA) -> dict[str, Program]:

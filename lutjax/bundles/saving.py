@@ -212,6 +212,7 @@ def _check_place(folder: Path) -> None:
     present = [name for name in (CONFIG, TENSORS) if os.path.lexists(folder / name)]
     if not present:
         return
+    # Another program's config.json or tensors must not be lost, so only a bundle is replaced.
     try:
         read_config(folder)
     except BundleError as error:

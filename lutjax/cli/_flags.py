@@ -289,7 +289,6 @@ def _format_default(name: str, value: Any) -> str:
 
 
 def _type(hint: Any) -> Any:
-    """Return the click type for an annotation."""
     if hint == tuple[int, ...]:
         return Integers()
     if hint == int | tuple[int, ...]:

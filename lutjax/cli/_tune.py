@@ -128,9 +128,9 @@ def _table(results: Iterable["Found"]) -> "Table":
         table.add_column(name)
     for name in ("rule", "best", "launch", "measured", "do not run"):
         table.add_column(name, justify="right")
-    for found in results:
-        entry, asked = found.entry, found.kernel.asked
-        cells = ["", "", found.problem]
+    for result in results:
+        entry, asked = result.entry, result.kernel.asked
+        cells = ["", "", result.problem]
         if entry is not None:
             how = entry.launch
             cells = [
@@ -142,5 +142,5 @@ def _table(results: Iterable["Found"]) -> "Table":
                 ),
             ]
         sizes = " ".join(f"{name}={size}" for name, size in asked.sizes.items())
-        table.add_row(asked.kernel, sizes, *cells, str(found.measured), str(found.skipped))
+        table.add_row(asked.kernel, sizes, *cells, str(result.measured), str(result.skipped))
     return table

@@ -269,6 +269,7 @@ def memory_layer(
     layer: NgramMemory | NgramEmbedding = kinds[record["class"]](
         layout=layout, placement=table, rngs=nnx.Rngs(0), **record["arguments"]
     )
+    # The bundle stores only the arrays beside the table, whose rows stay in the base files.
     for name, array in load(Path(model)).items():
         setattr(layer, name, array)
     return layer

@@ -54,6 +54,7 @@ def difflogic(
     layers = []
     for name, parts in modules(tensors, ("weights", "indices", "indices.0", "indices.1")):
         weights = array(name, parts, "weights", 2)
+        # A pair of vectors, as in the modules of difflogic, or one matrix of both.
         if "indices.0" in parts:
             wires = np.stack([array(name, parts, f"indices.{k}", 1) for k in (0, 1)])
         elif "indices" in parts:

@@ -23,6 +23,7 @@ def loads(text: str | bytes) -> Any:
       ValueError: the text is not JSON, has NaN or an infinity, or is nested too deeply. The message
         names the position.
     """
+    # Python's parser accepts NaN and infinities, which other parsers of a written file reject.
     try:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError:

@@ -317,11 +317,11 @@ def _pad_prompts(
                 "expected integer ids [tokens], at least one."
             )
     sizes = np.asarray([text.size for text in texts], np.int32)
-    found = np.zeros((len(texts), sizes.max()), np.int32)
-    for row, text in zip(found, texts, strict=True):
+    padded = np.zeros((len(texts), sizes.max()), np.int32)
+    for row, text in zip(padded, texts, strict=True):
         # Clipped, not wrapped: ids out of range are clamped to the vocabulary later.
         row[: text.size] = np.clip(text, *_INT32)
-    return found, None if np.all(sizes == sizes.max()) else sizes
+    return padded, None if np.all(sizes == sizes.max()) else sizes
 
 
 _INT32 = np.iinfo(np.int32).min, np.iinfo(np.int32).max

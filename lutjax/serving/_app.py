@@ -181,8 +181,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 class _TextServer(_Server):
-    """Server for a text model."""
-
     path = "/v1/completions"
 
     def __init__(self, model: Decoder, name: str, limits: Limits):
@@ -344,8 +342,6 @@ class _CallServer(_Server):
 
 
 class _ClassServer(_CallServer):
-    """Server for a classifier."""
-
     path = "/v1/classify"
 
     def __init__(self, run: predictions.TrainedRun, name: str, limits: Limits):

@@ -86,8 +86,8 @@ def film(
             target = checkerboard(size)
         states = _states(run, model, size, n_steps)
         beside, expected = "target", np.moveaxis(target, 0, -1)[None]
-    shown = states[..., : expected.shape[-1]]
-    wrong = (shown != expected)[..., list(run.compared)].any(-1).sum((1, 2))
+    cells = states[..., : expected.shape[-1]]
+    wrong = (cells != expected)[..., list(run.compared)].any(-1).sum((1, 2))
     captions = []
     for number, count in enumerate(wrong):
         are = "are" if count != 1 else "is"
@@ -95,7 +95,7 @@ def film(
             f"step {number} of {n_steps}: {count} of {size * size} cells {are} different"
         )
     learned = f"circuit of {run.config.n_gates} gates"
-    return {learned: _colors(shown), beside: _colors(expected)}, captions
+    return {learned: _colors(cells), beside: _colors(expected)}, captions
 
 
 def _states(

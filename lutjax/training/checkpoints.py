@@ -350,9 +350,8 @@ def _content(folder: Path) -> dict[str, Any]:
         _check(content)
     except ValueError as error:
         raise _damage_error(folder, str(error).removesuffix(".")) from error
-    step = content.get(
-        "step", int(folder.name) if folder.name.isdecimal() else 0
-    )  # not written by older versions
+    # Older versions wrote no step; their folders are named by it.
+    step = content.get("step", int(folder.name) if folder.name.isdecimal() else 0)
     if str(step) != folder.name:
         raise CheckpointError(
             f"the checkpoint {folder} is from step {step}: "

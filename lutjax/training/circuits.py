@@ -39,15 +39,14 @@ def live(
     channels: np.ndarray = np.arange(config.channels) < n_outputs
     n_perception = len(config.perception)
     while True:
-        read, found = channels, channels.copy()
+        read, next_channels = channels, channels.copy()
         for layer in range(len(config.sizes) - 1, -1, -1):
             own = used[starts[layer] : starts[layer + 1]]
-            if (
-                layer == n_perception - 1
-            ):  # sources of the update circuit: the cell, then [kernels * outputs, channels]
+            if layer == n_perception - 1:
+                # Sources of the update circuit: the cell, then [kernels * outputs, channels].
                 perceived = read[config.channels :].reshape(-1, config.channels)
-                found |= read[: config.channels]
-                found |= np.any(perceived, 0)
+                next_channels |= read[: config.channels]
+                next_channels |= np.any(perceived, 0)
                 read = np.asarray(np.any(perceived, 1))
             own |= read
             if layer == 0:
@@ -56,9 +55,9 @@ def live(
             read = np.zeros(n_inputs, bool)
             where = wires[layer - 1][own[:, None] & needs[starts[layer] : starts[layer + 1]]]
             read[where] = True
-        if (found == channels).all():
+        if (next_channels == channels).all():
             return used
-        channels = found
+        channels = next_channels
 
 
 def table(model: LogicCA, n_outputs: int) -> str:

@@ -294,7 +294,7 @@ def image_shape(train: Samples) -> tuple[int, int, int]:
 
 
 def _checked_shape(model: Config, train: Samples) -> tuple[int, ...]:
-    """Return the model's sample shape."""
+    """Return the model's sample shape, after checking that training samples fit the model."""
     shape: tuple[int, ...] = train.x.shape[1:]
     expected: tuple[int, ...]
     if isinstance(model, LogicTreeNetConfig):

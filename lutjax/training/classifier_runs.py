@@ -207,11 +207,7 @@ class Classifier(Experiment):
 
         If `model` is given, the run must have this model.
         """
-        if model is not None and not isinstance(record.model, MODELS[model]):
-            actual = next(
-                name for name, config in MODELS.items() if isinstance(record.model, config)
-            )
-            raise CheckpointError(f"the run trains another model: {actual}, not {model}.")
+        runs.check_model(record.model, model, MODELS)
         learned = is_regression(record.model)
         if regression and not learned:
             raise CheckpointError(

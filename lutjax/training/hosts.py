@@ -307,8 +307,8 @@ def _gather(value: Any, deadline: float | None = None) -> list[Any]:
     key = f"lutjax/{next(_numbers)}"
     if not is_first():
         _set(f"{key}/{index()}", value)
-        found: list[Any] = _get(key, deadline)
-        return found
+        received: list[Any] = _get(key, deadline)
+        return received
     values = [value, *(_get(f"{key}/{process}", deadline) for process in range(1, count()))]
     _set(key, values)
     return values

@@ -20,7 +20,9 @@ def describe_implementations(calls: Sequence[Made], device: Device) -> list[str]
     # Dicts in place of sets keep the order of the calls.
     ops_by_name: dict[str, dict[str, None]] = {}
     against: dict[tuple[Platform, str], dict[str, None]] = {}
-    for made in (made for made in calls if made.runs_on(device)):
+    for made in calls:
+        if not made.runs_on(device):
+            continue
         for direction, candidates in kernel_registry.considered(made, device).items():
             chosen = next(spec for spec, reason in candidates if reason is None)
             about = "" if chosen.about is None else f", {chosen.about()},"

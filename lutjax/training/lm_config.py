@@ -90,10 +90,8 @@ class TrainingConfig(Training):
                 f"microbatches is {self.microbatches}; "
                 f"it must divide batch_size, {self.batch_size}."
             )
-        for name in (
-            "table_rate", "table_weight_decay", "memory_rate", "memory_weight_decay",
-            "weight_decay", "total_variation",
-        ):  # fmt: skip
+        decays = "table_weight_decay", "memory_weight_decay", "weight_decay", "total_variation"
+        for name in ("table_rate", "memory_rate", *decays):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(
                     f"{name} is {getattr(self, name)}; it must be finite and not negative."

@@ -140,11 +140,7 @@ class LanguageModel(Experiment):
 
         If `model` is given, the run must have this model.
         """
-        if model is not None and not isinstance(record.model, MODELS[model]):
-            actual = next(
-                name for name, config in MODELS.items() if isinstance(record.model, config)
-            )
-            raise CheckpointError(f"the run trains another model: {actual}, not {model}.")
+        runs.check_model(record.model, model, MODELS)
         if record.quantized:
             raise CheckpointError(
                 "quantized models cannot be trained: continue the original run instead."

@@ -93,9 +93,9 @@ def check_kind(folder: Path, wanted: str) -> str:
         return runs.check_kind(folder, wanted, trains=False)
     kind = kind_of(folder)
     if runs.COMMANDS[kind] != runs.COMMANDS[wanted]:
-        held, needed = (_NOUNS[runs.COMMANDS[one]] for one in (kind, wanted))
+        actual, needed = (_NOUNS[runs.COMMANDS[one]] for one in (kind, wanted))
         raise CheckpointError(
-            f"{folder} is a bundle of a {held}; this command takes a {needed}. "
+            f"{folder} is a bundle of a {actual}; this command takes a {needed}. "
             f"Use it with lutjax {runs.use(kind, folder)}"
         )
     return kind

@@ -456,6 +456,24 @@ def check_kind(folder: Path, wanted: str, *, trains: bool = True) -> str:
     return run_kind
 
 
+def check_model(config: object, name: str | None, configs: Mapping[str, type]) -> None:
+    """Check that a run's model config is of the class `configs` has for `name`, if not None.
+
+    Raises:
+      CheckpointError: the run trains another model.
+
+    Example:
+      >>> from lutjax.training.runs import check_model
+      >>> check_model(3, "integer", {"integer": int, "text": str})
+      >>> check_model(3, "text", {"integer": int, "text": str})
+      Traceback (most recent call last):
+      lutjax.training.errors.CheckpointError: the run trains another model: integer, not text.
+    """
+    if name is not None and not isinstance(config, configs[name]):
+        actual = next(other for other, kind in configs.items() if isinstance(config, kind))
+        raise CheckpointError(f"the run trains another model: {actual}, not {name}.")
+
+
 def read(
     folder: Path, record: type[R], *, on_damage: Callable[[str], None] = checkpoints.warn
 ) -> tuple[int, R]:

@@ -43,13 +43,14 @@ def update(
     """
     names, integers, numbers = _rules.options(step.rule, weights.shape[2], call.accumulate)
     n_tables, ways = call.index.shape[-2:]
-    own = [state[name] for name in names]
+    # In the order of the kernel's state, and not copied: the kernel writes into them.
+    state_arrays = [state[name] for name in names]
     floats = (1.0 if a is None else a for a in (step.rate, step.factor))
     reads = (call.index.reshape(-1, n_tables, ways), call.coefficients.reshape(-1, n_tables, ways))
     inputs = [
         weights,
         *(np.asarray(a, np.float32) for a in floats),
-        *own,
+        *state_arrays,
         np.ascontiguousarray(reads[0], np.int32),
         np.ascontiguousarray(reads[1], np.float32),
         np.ascontiguousarray(cotangent, np.float32),
@@ -57,7 +58,7 @@ def update(
     _run(
         "weighted_lookup_update",
         inputs,
-        [weights, *own],
+        [weights, *state_arrays],
         (*integers, call.groups, call.valued),
         numbers,
         n_threads=n_threads,
@@ -82,15 +83,15 @@ def _run(
         _Array(a.ctypes.data, _TYPES.index(a.dtype.name), a.ndim, shape)
         for a, shape in zip((*inputs, *outputs), shapes, strict=True)
     ]
-    n = len(inputs)
-    wrong: bytes | None = function(
+    n_inputs = len(inputs)
+    message: bytes | None = function(
         name.encode(),
-        (_Array * max(n, 1))(*arrays[:n]),
-        (_Array * max(len(outputs), 1))(*arrays[n:]),
+        (_Array * max(n_inputs, 1))(*arrays[:n_inputs]),
+        (_Array * max(len(outputs), 1))(*arrays[n_inputs:]),
         (ctypes.c_int64 * (len(integers) + 1))(*integers, 0),
         (ctypes.c_double * (len(numbers) + 1))(*numbers, 0.0),
         ctypes.c_int64(n_threads),
     )
     # A bug, since callers check their arguments.
-    if wrong is not None:
-        raise RuntimeError(f"lutjax-cpu: {name}: {wrong.decode()}")
+    if message is not None:
+        raise RuntimeError(f"lutjax-cpu: {name}: {message.decode()}")

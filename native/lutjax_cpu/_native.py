@@ -37,6 +37,7 @@ def opened() -> ctypes.CDLL:
     if not paths:
         reason = not_built() or f"has no library in {folder}; {_AGAIN}"
         raise ImportError(f"lutjax-cpu {reason}")
+    # For example, without the C++ runtime that the library was linked to.
     try:
         library = ctypes.CDLL(str(paths[0]))
     except OSError as error:
@@ -64,16 +65,11 @@ def _check_sources(library: ctypes.CDLL, path: Path) -> None:
     function = "lutjax_cpu_of_python"
     # Arrays and options of another version would be read as garbage, without an error.
     expected = digest(folder.parent, folder.rglob("*.py"))
-    if not hasattr(library, function) or _call_text(library, function) != expected:
+    if not hasattr(library, function) or _text(library[function]) != expected:
         raise ImportError(
             f"lutjax-cpu: {path} was built with other files of Python than those beside it; "
             f"{_AGAIN}"
         )
-
-
-def _call_text(library: ctypes.CDLL, function: str) -> str:
-    """Call a library function that returns text."""
-    return _text(library[function])
 
 
 def _text(ask: Any, *numbers: int) -> str:
@@ -94,7 +90,7 @@ def digest(root: Path, files: Iterable[Path]) -> str:
 
 def sources() -> str:
     """Return a digest for the library's sources."""
-    return _call_text(opened(), "lutjax_cpu_of_sources")
+    return _text(opened()["lutjax_cpu_of_sources"])
 
 
 def highest_level() -> int:

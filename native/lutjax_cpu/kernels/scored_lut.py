@@ -73,16 +73,18 @@ def backward(
         unit = _quantized.power(call.exponents, dy.dtype)[None]
         of_read = plain.broadcast_to_groups(call, dy) * unit
         dy = jnp.broadcast_to(dy, of_read.shape)
-    some, keep = bool(needs - {"weights"}), "keep" in needs
-    computed = {"weights": "weights" in needs, "x": some, "scalars": some, "keep": keep}
-    flags = (computed["weights"], some, keep)
+    # The kernel computes the gradients of inputs and scalars together.
+    of_inputs, of_keep = bool(needs - {"weights"}), "keep" in needs
+    computed = {"weights": "weights" in needs, "x": of_inputs, "scalars": of_inputs}
+    computed["keep"] = of_keep
+    flags = (computed["weights"], of_inputs, of_keep)
     dtypes = {"weights": dtype, "x": dtype, "scalars": dtype, "keep": jnp.float32}
     cotangents = kernel(
         "scored_lut_backward",
         (_tables(call), *_inputs(call), dy, of_read),
         [
-            jax.ShapeDtypeStruct(getattr(call, name).shape if want else (0,), dtypes[name])
-            for name, want in computed.items()
+            jax.ShapeDtypeStruct(getattr(call, name).shape if is_computed else (0,), dtypes[name])
+            for name, is_computed in computed.items()
         ],
         integers=(*_integer_options(call), call.accumulate is not None, *flags),
         numbers=(*_float_options(), scale(call.accumulate)),
@@ -132,20 +134,26 @@ def _inputs(call: ScoredLut) -> tuple[jax.Array, ...]:
 
 def _integer_options(call: ScoredLut) -> tuple[int, ...]:
     """Return every kernel's leading integer options, `kIntegers` in scored_lut.cc."""
-    read, of = call.read, reads.PowersOfTwo.rounding
+    read, rounding = call.read, reads.PowersOfTwo.rounding
     ways = getattr(read, "ways", 2)
     valued = ways if read.valued is None else read.valued
     family = _FAMILIES[type(read), ways]
     of_layer = (call.groups, family, valued < ways, ways, call.keep is not None, valued)
-    of_read = (of.lowest, of.highest, of.farthest, of.negligible, of.most_shift)
+    of_read = (
+        rounding.lowest,
+        rounding.highest,
+        rounding.farthest,
+        rounding.negligible,
+        rounding.most_shift,
+    )
     of_tables = (_quantized.SHIFT, _quantized.BEYOND_SCALES, _quantized.MOST_ADDENDS // ways)
     return *of_layer, *of_read, *of_tables
 
 
 def _float_options() -> tuple[float, ...]:
     """Return every kernel's leading float options, `kNumbers` in scored_lut.cc."""
-    of = reads.PowersOfTwo.rounding
-    return of.least_exact, of.most_ratio
+    rounding = reads.PowersOfTwo.rounding
+    return rounding.least_exact, rounding.most_ratio
 
 
 def _sum_dtype(call: ScoredLut) -> Any:
