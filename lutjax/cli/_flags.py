@@ -233,6 +233,7 @@ def _options_of(configs: "Configs") -> list[FieldOption]:
         for field in (field for one in classes for field in dataclasses.fields(one)):
             if field.default is dataclasses.MISSING or not field.metadata.get("option", True):
                 continue
+            # A field of several models is one option, whose help has the default of each.
             having = {
                 m: own for m, own in of_model.items() if field.name in own.__dataclass_fields__
             }

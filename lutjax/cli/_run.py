@@ -62,6 +62,7 @@ def training_command(
     }
 
     def decorate(function: Callable[..., None]) -> click.Command:
+        # Named by text and imported here: JAX takes seconds, which --help should not wait for.
         @functools.wraps(function)
         def call(**arguments: Any) -> None:
             function(pkgutil.resolve_name(kind), **arguments)

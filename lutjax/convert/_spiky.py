@@ -211,6 +211,7 @@ def spiky_layer(
             layer: Any = LUT(in_features, out_features, **sizes)
             n_position_bits = 0
         else:
+            # A pair's row has one bit per anchor; a concatenated row those of both tokens and more.
             kind = attention or ("pair" if own.n_bits == own.n_anchors else "concatenated")
             n_position_bits = _position_bits(own, kind, context, shared_positions)
             sizes |= {"n_positions": context - 1, "n_position_bits": n_position_bits}

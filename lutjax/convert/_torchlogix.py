@@ -106,6 +106,7 @@ def torchlogix(
             trees.append(_trees(name, parts, temperature))
         else:
             layers.append(_dense_layer(name, parts, temperature))
+    # Tables of 16 columns for two inputs weight the sixteen gates; a network must have one kind.
     tables = [layer.table for layer in layers] + [tree.levels[0] for tree in trees]
     arities = [layer.wires.shape[1] for layer in layers] + [tree.leaves.shape[1] for tree in trees]
     kinds = {_kind(table, n, parameterization) for table, n in zip(tables, arities, strict=True)}
@@ -122,9 +123,11 @@ def torchlogix(
                 "the file has convolutions, and not the size of images: "
                 "say what it is (image, --image)."
             )
+        # One list of thresholds serves every channel.
         if thresholds is not None and thresholds.ndim == 1:
             thresholds = np.tile(thresholds, (image.shape[2], 1))
         return tree_net(trees, layers, image=image, thresholds=thresholds, **options)
+    # One list of thresholds serves every feature; the wires of the first layer tell how many.
     if thresholds is not None and thresholds.ndim == 1:
         n_bits = n_inputs or int(layers[0].wires.max()) + 1
         thresholds = np.tile(thresholds, (-(-n_bits // len(thresholds)), 1))

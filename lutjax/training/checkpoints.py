@@ -248,6 +248,7 @@ def read_meta(
         raise CheckpointError(f"{directory} holds {what}.")
     if step is not None:
         return step, _verify(directory / str(step))
+    # Reported only when an older checkpoint is intact: otherwise the error names all of them.
     damaged: list[str] = []
     for step in reversed(available):
         try:

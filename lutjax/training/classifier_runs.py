@@ -357,6 +357,7 @@ class Classifier(Experiment):
         ]
 
     def _report(self, state: State, path: Path) -> list[str]:
+        # The report is of the selected network, which may be older than the last step.
         record, last = self.record, state
         state = self.run.selected(state)
         model = self.run.structure.model(*meshes.copy_to_local((state.params, state.others)))
@@ -392,6 +393,7 @@ class Classifier(Experiment):
             options=record.options,
             recipe=record.recipe,
         )
+        # For a regression, the errors of always answering the training mean say what was learned.
         if report.errors:
             mean = np.full(len(self.test.y), self.train.y.mean())
             errors = {**report.errors, "mean": reports.Errors.compute(self.test.y, mean)}

@@ -220,7 +220,7 @@ def start(experiment: Experiment, folder: Path, show: Show) -> None:
         for line in experiment.remarks:
             show.line(line)
         with loop.stop_on_signal(show.second_signal) as stop:
-            _go_on(experiment, folder, 0, show, stop)
+            _train_and_finish(experiment, folder, 0, show, stop)
 
 
 def check_memory(experiment: Experiment) -> None:
@@ -297,6 +297,7 @@ def resume(
     """
     show = _first_process_show(show)
     runs.check_kind(folder, kind.kept.kind)
+    # A complete run needs no lock, data or devices to say so.
     finished = None
     if look and not (options or same or steps):
         finished = hosts.call_in_first(lambda: runs.Finished.read(folder))
@@ -322,7 +323,7 @@ def resume(
             folder, 0 if experiment.stop_reason(done) else _bytes(experiment.run.abstract())
         )
         with loop.stop_on_signal(show.second_signal) as stop:
-            _go_on(experiment, folder, done, show, stop)
+            _train_and_finish(experiment, folder, done, show, stop)
 
 
 def dry_run(experiment: Experiment, show: Show) -> None:
@@ -466,7 +467,9 @@ def _check_processes(experiment: Experiment) -> None:
             )
 
 
-def _go_on(experiment: Experiment, folder: Path, done: int, show: Show, stop: loop.Stop) -> None:
+def _train_and_finish(
+    experiment: Experiment, folder: Path, done: int, show: Show, stop: loop.Stop
+) -> None:
     state: State | None = None
     if experiment.stop_reason(done) is None:
         start, first = time.perf_counter(), done
@@ -488,6 +491,7 @@ def _go_on(experiment: Experiment, folder: Path, done: int, show: Show, stop: lo
             )
         state, done = _train(experiment, state, folder, done, show, stop)
         show.line(f"{done - first} steps in {time.perf_counter() - start:.0f} s.")
+    # A run without steps left may still lack reports, if it was stopped while it wrote them.
     finished = hosts.call_in_first(lambda: runs.read_finishing_record(folder))
     names = [part.name for part in experiment.parts()]
     if finished.why and hosts.call_in_first(

@@ -373,6 +373,7 @@ def _classifier_source(
     experiment = _experiment(source_model)
     test = None if experiment is None else experiment.test
     remarks: tuple[str, ...] = ()
+    # By default numbers, in a format of the test samples: without these its range is unknown.
     if inputs is None:
         of_numbers = model.config.n_thresholds and not getattr(model.config, "edges", False)
         inputs = _format_of(test) if of_numbers and test is not None else "bits"
@@ -697,6 +698,7 @@ def _automaton_source(
         return _next_states(model, numbers)
 
     remarks: tuple[str, ...] = ()
+    # Trained without a target, an automaton of one channel learns the Game of Life.
     if channels == 1 and (record is None or record.target is None):
         wrong = int((answer(x) != proofs.life(x)).sum())
         if wrong and record is not None:

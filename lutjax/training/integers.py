@@ -276,6 +276,7 @@ def _losses(
         test = lm_runs.LanguageModel.from_record(source.record.record, text_path).text.test
     except (TextError, CheckpointError) as error:
         return {}, f"the loss is not tested: {error}"
+    # Both on the same windows, so that their difference is due to rounding alone.
     losses = []
     for what, own in (
         ("the trained model", source.model),

@@ -240,6 +240,7 @@ def with_all_samples(gradients: Any, mesh: Mesh | None) -> Any:
     def gather(gradient: Any) -> Any:
         if not is_factored(gradient):
             return gradient
+        # Leading axes of samples are gathered; others, as of sharded detectors, stay as they are.
         call = gradient.look_up
 
         def constrain_argument(array: Any, rank: int | None) -> Any:

@@ -50,6 +50,7 @@ def learning_rate(
     def schedule_of(count: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(count, jnp.float32)
         value: jax.Array = jnp.float32(rate)
+        # The linear rise meets the fall at about sample 4000.
         if schedule == "published":
             t = step * batch_size
             value *= jnp.minimum(1 / jnp.sqrt(1 + t), t / (4000 * 4000**0.5))
@@ -146,6 +147,7 @@ def scale_by_row_rss(eps: float = _EPS) -> optax.GradientTransformation:
         updates: optax.Updates, state: RowRssState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, RowRssState]:
         del params
+        # A mean, not a sum, makes the rate independent of the number of outputs.
         total = jax.tree.map(
             lambda g, s: s + jnp.mean(jnp.square(g), (-1,) if g.ndim else (), keepdims=True),
             updates,

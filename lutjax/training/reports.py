@@ -225,6 +225,7 @@ def report(
     live, read = live_gates(
         truth, wires, math.prod(trees[-1].spec.out_shape) if trees else len(bits)
     )
+    # From the outputs back: a node is live if a live node reads it.
     for layer in reversed(trees):
         alive, read = live_nodes(layer, read)
         live, truth = [alive, *live], [layer.truth, *truth]

@@ -325,6 +325,7 @@ def check(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} is a bundle, without the optimizer state and the data: give the run folder."
         )
+    # The folder may be too deep, too high, or renamed; say which other folder has the run.
     for outer in folder.absolute().parents:
         if exists(outer):
             outer_path = outer if folder.is_absolute() else os.path.relpath(outer)

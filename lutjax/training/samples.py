@@ -106,6 +106,7 @@ def read_arrays(
         with zipfile.ZipFile(path) as file:
             members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
             present = sorted(members)
+            # Other arrays are not read: they may be large, or need pickle.
             requested = {name: members[name] for name in (*names, *optional) if name in members}
             _check_sizes(path, list(requested.values()))
             arrays = {name: _array(file, info) for name, info in requested.items()}
@@ -196,6 +197,7 @@ def samples(x: np.ndarray, y: np.ndarray, *, name: str) -> Samples:
         raise SamplesError(f"{name}: y has dtype {y.dtype}; labels must be integers.")
     if len(x) < LEAST:
         raise SamplesError(f"{name}: there are {len(x)} samples; at least {LEAST} are needed.")
+    # Large float64 values overflow to infinity, which the next check reports.
     with np.errstate(over="ignore"):
         rows = x.reshape(len(x), -1).astype(np.float32)
     if not np.isfinite(rows).all():

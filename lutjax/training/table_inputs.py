@@ -40,6 +40,7 @@ def columns_of(
             parts = [*range(len(column.values)), *([MISSING] if column.missing else [])]
             bits += _flag_bits([(at, part) for part in parts], rows)
             continue
+        # An infinite threshold compares nothing: its bit is a constant, for column -1.
         limits = _limits(column, rows)
         known = limits[np.isfinite(limits)]
         number = columns.number(

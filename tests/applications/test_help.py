@@ -234,7 +234,7 @@ def test_numbers_that_are_too_large_are_refused_at_once(
 ):
     monkeypatch.chdir(tmp_path)
     Path("fox.txt").write_bytes(FOX)
-    monkeypatch.setattr(experiments, "_go_on", None)
+    monkeypatch.setattr(experiments, "_train_and_finish", None)
     result = command("train", *words, *(("--text", "fox.txt") if words[0] == "lm" else ()))
     assert result.exit_code == (2 if option else 1), result.output
     last = result.output.splitlines()[-1]

@@ -601,6 +601,7 @@ def _column(fields: Fields, content: Any) -> Number | Categories:
         by_name = {str(k): threshold for k, threshold in enumerate(listed)}
         own = Fields(f"{fields.where}: thresholds")
         thresholds = tuple(_require_finite(own, by_name, key) for key in by_name)
+    # Fields with a default here are missing from files of older versions.
     fill, center, scale = (
         _require_finite(fields, {"center": 0.0, "scale": 1.0, **content}, key)
         for key in ("fill", "center", "scale")
@@ -735,6 +736,7 @@ def _doubt(cells: Cells, column: Number | Categories) -> str:
         return ""
     if len(distinct) < max(len(present), _FEWEST_IDS):
         return ""
+    # A different integer in each row, with few gaps, is more likely an id than a measurement.
     numbers = _parse_numbers(present, np.zeros(len(present), bool), column.name, column.decimal)
     if (numbers == np.floor(numbers)).all() and np.ptp(numbers) < 2 * len(numbers):
         return f"counts the rows, as ids do, of which other rows have other ones: {out}."
