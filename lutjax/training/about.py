@@ -115,45 +115,45 @@ def _lines(facts_of: Mapping[str, Any]) -> list[str]:
     command, bundle = runs.COMMANDS[facts_of["kind"]], facts_of.get("bundle")
     if bundle is None:
         versions = {"lutjax": facts_of.get("lutjax", "?"), **facts_of.get("versions", {})}
-        said = [f"{facts_of['folder']}: a run of {command}", f"versions: {_fields(versions)}"]
+        lines = [f"{facts_of['folder']}: a run of {command}", f"versions: {_fields(versions)}"]
     else:
         source = f"a run of {command}" if "training" in facts_of else "a model without a run"
         values = f"{bundle['values']:,} values in {bundle['tensors']} tensors"
-        said = [
+        lines = [
             f"{facts_of['folder']}: a bundle of {source}",
             f"holds: a {bundle['model']} of {values}, {bundle['bytes']:,} bytes",
         ]
     if "training" not in facts_of:
-        return [*said, f"model: {_fields(facts_of['model'])}"]
+        return [*lines, f"model: {_fields(facts_of['model'])}"]
     training, history = facts_of["training"], facts_of["history"]
     steps = f"steps: {facts_of['steps_done']} of {training['steps']}"
     if bundle is None:
         why = facts_of["finished"]
         steps += f"; finished, as {why}" if why else "; not finished: continue with --resume"
-    said.append(steps)
+    lines.append(steps)
     for name in _SOURCES:
         if isinstance(facts_of.get(name), Mapping):
-            said.append(f"data: {_source(facts_of[name])}")
+            lines.append(f"data: {_source(facts_of[name])}")
     form = facts_of.get("form") or {}
     if form.get("shape"):
         shape, classes = form["shape"], form["classes"]
-        said.append(
+        lines.append(
             f"samples: {' x '.join(map(str, shape))} numbers, "
             f"from {form.get('least', 0):g} to {form.get('largest', 0):g}"
             + ("; images are scaled to this size" if form.get("scaled") else "")
         )
-        said.append(
+        lines.append(
             "learns: a number (regression)"
             if form.get("regression")
             else f"classes: {len(classes)}: {_list_names(classes)}"
         )
     if form.get("target") is not None:
-        said.append(f"target: {form['target']}")
+        lines.append(f"target: {form['target']}")
     if form.get("columns"):
         columns = [column["name"] for column in form["columns"]["columns"]]
-        said.append(f"columns: {_list_names(columns)}")
-    said += [f"{name}: {_fields(facts_of[name])}" for name in ("model", "training", "options")]
-    said += [
+        lines.append(f"columns: {_list_names(columns)}")
+    lines += [f"{name}: {_fields(facts_of[name])}" for name in ("model", "training", "options")]
+    lines += [
         f"{name}: {_word(value)}"
         for name, value in facts_of.items()
         if name not in _OWN and name in _MORE and value
@@ -161,10 +161,10 @@ def _lines(facts_of: Mapping[str, Any]) -> list[str]:
     for name, what in (("train", "training loss"), ("test", "test"), ("other", "second test")):
         if history.get(name):
             step, value = history[name][-1]
-            said.append(f"{what} after {step} steps: {value:.6g} ({len(history[name])} in all)")
+            lines.append(f"{what} after {step} steps: {value:.6g} ({len(history[name])} in all)")
     if facts_of["results"]:
-        said += ["results:", *(f"  {line}" for line in facts_of["results"])]
-    return said
+        lines += ["results:", *(f"  {line}" for line in facts_of["results"])]
+    return lines
 
 
 _MORE = ("baselines", "bigram", "recipe", "test", "exclude", "encoding", "quantized")

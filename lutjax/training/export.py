@@ -387,10 +387,10 @@ def _classifier_source(
     else:
         source = f"the test part of {test.name}"
         x, remarks = _samples(test, inputs, packed)
-    answered = outputs or ("votes" if form.regression else "class")
+    output_kind = outputs or ("votes" if form.regression else "class")
 
     def answer(numbers: Numbers) -> Numbers:
-        return _answers(packed, numbers, bits=inputs == "bits", outputs=answered)
+        return _answers(packed, numbers, bits=inputs == "bits", outputs=output_kind)
 
     return Source(
         name=name_of(folder, None if source_model.record is None else source_model.record.record),
@@ -423,7 +423,7 @@ def _rows_source(
     try:
         format = None if inputs in (None, "rows") else Format.parse(str(inputs))
         thresholds = None if packed.thresholds is None else np.asarray(packed.thresholds)
-        taken = columns_of(encoding, thresholds, format)
+        ports = columns_of(encoding, thresholds, format)
     except ValueError as error:
         raise RunError(
             f"{folder} cannot be exported with inputs {inputs or 'rows'}: {error} Use --inputs "
@@ -435,32 +435,32 @@ def _rows_source(
         "image": None,
         "input_names": [column.name for column in encoding.columns],
     }
-    circuit = circuit_of(folder, model, inputs=taken, outputs=outputs, about=about, **tables)
-    answered = outputs or ("votes" if form.regression else "class")
+    circuit = circuit_of(folder, model, inputs=ports, outputs=outputs, about=about, **tables)
+    output_kind = outputs or ("votes" if form.regression else "class")
     experiment = _experiment(source_model)
     remarks: tuple[str, ...] = (_READS_ROWS,)
     if experiment is None or experiment.test_rows is None:
-        table = table_of(encoding, taken.random_rows(MOST_VECTORS), name="random rows")
+        table = table_of(encoding, ports.random_rows(MOST_VECTORS), name="random rows")
         source = "random rows from seed 0"
         remarks = (_describe_vectors(source, len(table)), *remarks)
     else:
         table, source = experiment.test_rows, f"the test part of {experiment.test.name}"
     rows, page = values_of(encoding, table), {}
-    column_bits = {"column_bits": [list(b) for b in taken.bits]}
+    column_bits = {"column_bits": [list(b) for b in ports.bits]}
     if circuit.about.get("kind") == "classifier":
-        page = {"circuit": circuit_of(folder, model, inputs=taken, outputs="votes", about=about)}
+        page = {"circuit": circuit_of(folder, model, inputs=ports, outputs="votes", about=about)}
 
     def answer_table(table: Table) -> Numbers:
-        return _answers(packed, encoding.encode(table), bits=False, outputs=answered)
+        return _answers(packed, encoding.encode(table), bits=False, outputs=output_kind)
 
     def answer(numbers: Numbers) -> Numbers:
-        decoded = taken.decode(np.split(numbers, numbers.shape[1], axis=1))
+        decoded = ports.decode(np.split(numbers, numbers.shape[1], axis=1))
         return answer_table(table_of(encoding, decoded, name="the rows"))
 
     return Source(
         name=name_of(folder, None if source_model.record is None else source_model.record.record),
         circuit=circuit,
-        samples=np.concatenate(list(taken.encode(rows).values()), axis=1),
+        samples=np.concatenate(list(ports.encode(rows).values()), axis=1),
         samples_name=source,
         answer=answer,
         run=_facts(folder, source_model.kind, source_model.steps),

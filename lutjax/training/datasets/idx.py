@@ -60,21 +60,20 @@ def load(folder: Path) -> tuple[Samples, Samples]:
     contents = {name: _content(path) for name, path in paths.items()}
     known = identify(folder, contents, PUBLISHED)
     arrays = [parse(data, name=str(paths[name])) for name, data in contents.items()]
+    source = f"{known} in {folder}" if known else str(folder)
+    classes = _CLASSES.get(known or "", ())
     parts = []
     names = [path.name for path in paths.values()]
-    for images, labels, of_images, of_labels in zip(
-        arrays[::2], arrays[1::2], names[::2], names[1::2], strict=True
-    ):
+    # `FILES` has images and labels of the training part, then those of the test part.
+    for k in (0, 2):
+        images, labels = arrays[k : k + 2]
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not images.size:
             raise SamplesError(
-                f"{folder}: {of_images} has shape {list(images.shape)} "
-                f"and its labels {list(labels.shape)} ({of_labels}); "
+                f"{folder}: {names[k]} has shape {list(images.shape)} "
+                f"and its labels {list(labels.shape)} ({names[k + 1]}); "
                 "expected images [N, height, width] and labels [N]."
             )
-        rows, source = images.reshape(len(images), -1), str(folder)
-        if known:
-            source = f"{known} in {folder}"
-        classes = _CLASSES.get(known or "", ())
+        rows = images.reshape(len(images), -1)
         parts.append(Samples(rows, labels.astype(np.int32), images.shape[1:], source, classes))
     train, test = parts
     if train.shape != test.shape:
