@@ -48,7 +48,8 @@ def check(
         n_gates = len(parts["votes"])
         if sum(runs) > n_gates:
             raise circuit_error(
-                f"about['vote_gates'] sums to {_describe_value(sum(runs))}; votes has {n_gates} gates."
+                f"about['vote_gates'] sums to {_describe_value(sum(runs))}; "
+                f"votes has {n_gates} gates."
             )
 
 
@@ -59,8 +60,10 @@ def _check_classifier(about: Mapping[str, Any], inputs: Ports, outputs: Ports) -
         for port in outputs
     ):
         raise circuit_error(
-            f"about['n_classes'] is {n_classes}; no output port has a number for each class, or one that can be each class. "
-            f"The output ports have {', '.join(f'{port.count} x {port.format}' for port in outputs) or 'none'}."
+            f"about['n_classes'] is {n_classes}; no output port has a number for each class, "
+            "or one that can be each class. "
+            "The output ports have "
+            f"{', '.join(f'{port.count} x {port.format}' for port in outputs) or 'none'}."
         )
     classes, names = about.get("classes"), about.get("input_names")
     if classes is not None and n_classes is not None and len(classes) != n_classes:
@@ -70,8 +73,8 @@ def _check_classifier(about: Mapping[str, Any], inputs: Ports, outputs: Ports) -
         raise circuit_error(f"about['input_names'] has {len(names)} names; expected {n_numbers}.")
     if image is not None and len(inputs) == 1 and inputs[0].count % (image[0] * image[1]):
         raise circuit_error(
-            f"about['image'] is {_describe_value(image)}, {image[0] * image[1]} pixels; the input port has "
-            f"{inputs[0].count} numbers, which are not as many for each pixel."
+            f"about['image'] is {_describe_value(image)}, {image[0] * image[1]} pixels; "
+            f"the input port has {inputs[0].count} numbers, which are not as many for each pixel."
         )
 
 
@@ -80,7 +83,8 @@ def _check_automaton(about: Mapping[str, Any], inputs: Ports, outputs: Ports) ->
     bits = tuple(sum(port.n_bits for port in ports) for ports in (inputs, outputs))
     if channels is None or bits != (9 * channels, channels):
         raise circuit_error(
-            f"about describes an automaton with {channels} channels, {bits[0]} input and {bits[1]} output bits; "
+            f"about describes an automaton with {channels} channels, "
+            f"{bits[0]} input and {bits[1]} output bits; "
             "a cell rule has 9 inputs and one output per channel."
         )
     shown = about.get("shown")
@@ -164,8 +168,8 @@ def _check_json(about: Mapping[str, Any]) -> None:
             )
         elif value is not None and type(value) not in (str, int, float, bool):
             raise circuit_error(
-                f"{where} has a {type(value).__name__}; expected JSON values: str, int, float, bool, None, "
-                "and lists and dicts of them."
+                f"{where} has a {type(value).__name__}; expected JSON values: str, int, float, "
+                "bool, None, and lists and dicts of them."
             )
 
 
@@ -200,7 +204,10 @@ def _column(column: columns.Column) -> str:
     name = in_a_comment(column.name)
     if isinstance(column, columns.Number):
         own = "" if column.missing else ", as the median is"
-        return f"{name}, in units of {column.unit}; {column.missing_code / 2**column.format.fraction:g} where missing{own}"
+        return (
+            f"{name}, in units of {column.unit}; "
+            f"{column.missing_code / 2**column.format.fraction:g} where missing{own}"
+        )
     codes = [f"{code} {in_a_comment(value)}" for code, value in enumerate(column.values)]
     own = f", {column.missing_code} missing" if column.missing else ", missing too"
     return f"{name}: {', '.join([*codes, f'{column.other_code} any other'])}{own}"

@@ -18,7 +18,7 @@ def read_source(name: str) -> str:
     return (importlib.resources.files(__package__) / "sources" / name).read_text(encoding="ascii")
 
 
-# ------------------------------------------------------------------------------------- constants and arrays
+# ----------------------------------------------------------------------------- constants and arrays
 def quote(text: str) -> str:
     """Return a UTF-8 string as a C literal, in ASCII without trigraphs."""
     plain = "".join(
@@ -43,7 +43,7 @@ def array(kind: str, name: str, values: np.ndarray, *, static: bool = True) -> l
     return [head, *wrap(values.ravel().tolist(), 32), "};", ""]
 
 
-# ------------------------------------------------------------------------------------- ports
+# -------------------------------------------------------------------------------------------- ports
 def width_of(port: Port) -> int:
     return next(width for width in (8, 16, 32, 64) if port.format.bits <= width)
 
@@ -105,7 +105,7 @@ def number_function(circuit: Circuit, name: str) -> str:
     return _templates.fill_template("number.h", name=name, scale=scale, offset=offset)
 
 
-# ------------------------------------------------------------------------------------- operations
+# --------------------------------------------------------------------------------------- operations
 def macro(n: int, table: int) -> str:
     return f"F{n}_{table:X}"
 
@@ -116,12 +116,15 @@ def macros(program: Operations) -> str:
         (len(nodes), table) for nodes, table in zip(program.fanins, program.tables, strict=True)
     }
     return "\n".join(
-        f"#define {macro(n, table)}({', '.join('abc'[:n])}) ((word)({formula(table, n).format('(a)', '(b)', '(c)')}))"
+        (
+            f"#define {macro(n, table)}({', '.join('abc'[:n])}) "
+            f"((word)({formula(table, n).format('(a)', '(b)', '(c)')}))"
+        )
         for n, table in sorted(kinds)
     )
 
 
-# ------------------------------------------------------------------------------------- tests
+# -------------------------------------------------------------------------------------------- tests
 def compute_answers(circuit: Circuit, samples: Sequence[Any], *, where: str) -> tuple[Any, ...]:
     found = circuit(*samples)
     answers = found if isinstance(found, tuple) else (found,)
@@ -146,7 +149,8 @@ def write_test(
         expected = f"{port.name}[k * {port.count} + i]"
         checks.append(f"        for (i = 0; i < {port.count}; i++)")
         checks.append(
-            f"            same &= output_{expected if batch_calls else f'{port.name}[i]'} == expected_{expected};"
+            f"            same &= output_{expected if batch_calls else f'{port.name}[i]'} == "
+            f"expected_{expected};"
         )
     inside = "\n".join([f"        {call}"] * bool(call) + checks)
     arrays = [

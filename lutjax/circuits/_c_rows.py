@@ -41,7 +41,8 @@ def constants(rows: Columns, name: str) -> list[str]:
         if isinstance(column, Number):
             if column.missing:
                 lines.append(
-                    f"#define {names[column.port, column.missing_code]} ({c99.signed_constant(column.missing_code)})"
+                    f"#define {names[column.port, column.missing_code]} "
+                    f"({c99.signed_constant(column.missing_code)})"
                 )
             continue
         lines += [f"/* Codes of {_about.in_a_comment(column.name)}. */", "enum {"]
@@ -49,7 +50,10 @@ def constants(rows: Columns, name: str) -> list[str]:
         meanings |= {code: _about.in_a_comment(value) for code, value in enumerate(column.values)}
         codes = sorted(meanings)
         lines += [
-            f"    {names[column.port, code]} = {code}{',' * (code != codes[-1])} /* {meanings[code]} */"
+            (
+                f"    {names[column.port, code]} = {code}{',' * (code != codes[-1])} /* "
+                f"{meanings[code]} */"
+            )
             for code in codes
         ]
         lines.append("};")
@@ -69,10 +73,13 @@ def integer_row(circuit: Circuit, rows: Columns, name: str) -> str:
         unit = "; a code above"
         if isinstance(column, Number):
             scale = f" over {2**column.format.fraction}" if column.format.fraction else ""
-            missing = f"; {names[column.port, column.missing_code]} where missing" if column.missing else (
-                f"; {column.missing_code} where missing"
-            )  # fmt: skip
-            unit = f"; in units of {column.unit}{scale}, from {whole_range(column.format)[0]} to {whole_range(column.format)[1]}{missing}"
+            code = column.missing_code
+            missing = names[column.port, code] if column.missing else code
+            least, largest = whole_range(column.format)
+            unit = (
+                f"; in units of {column.unit}{scale}, from {least} to {largest}; "
+                f"{missing} where missing"
+            )
         members.append(_member(column, c99.type_of(port), unit))
     return "\n".join(["typedef struct {", *members, f"}} {name}_row;"])
 

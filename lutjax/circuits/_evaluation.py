@@ -29,9 +29,8 @@ class Plan:
         self.n_inputs, self.n_nodes = n_inputs, first + len(tables)
         sizes = np.fromiter(map(len, fanins), np.int64, len(fanins))
         level = np.asarray(levels[first:], dtype=np.int64)
-        order = np.lexsort(
-            (sizes, level)
-        )  # value rows: first the constant and inputs, then gates in this order
+        # Value rows: first the constant and inputs, then gates in this order.
+        order = np.lexsort((sizes, level))
         row = np.arange(self.n_nodes)
         row[first + order] = np.arange(first, self.n_nodes)
         ends = np.flatnonzero(np.diff(level[order]) | np.diff(sizes[order])) + 1
@@ -57,7 +56,8 @@ class Plan:
         values = np.zeros((self.n_nodes, words.shape[1]), words.dtype)
         values[1 : 1 + self.n_inputs] = words
         for start, rows, coefficients in self.groups:
-            # Pairs of coefficients c + x c' for the first input, pairs of pairs for the second, and so on.
+            # Pairs of coefficients c + x c' for the first input, pairs of pairs for the second, and
+            # so on.
             terms = [c[:, None] * ones for c in coefficients.astype(words.dtype)]
             for k in range(len(rows)):
                 x = values[rows[k]]

@@ -79,9 +79,8 @@ class Joint:
 
 
 _NOTHING = Joint((), (), (0,))
-_ALONE = Fraction(
-    1, 3
-)  # gain required for each saved table, because bits without shared inputs also gain
+# Gain required for each saved table, because bits without shared inputs also gain.
+_ALONE = Fraction(1, 3)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -149,9 +149,8 @@ def _replace_inputs(layers: Circuit, rows: Columns) -> Circuit:
     builder = Builder()
     asked = _comparisons(rows)
     inputs = builder.input("x", len(asked)) if asked else []
-    above = [
-        isinstance(rows.columns[at], Number) and part != MISSING for at, part in asked
-    ]  # inverted comparison
+    # Inverted comparison.
+    above = [isinstance(rows.columns[at], Number) and part != MISSING for at, part in asked]
     known = {
         one: bit ^ inverted for one, (bit,), inverted in zip(asked, inputs, above, strict=True)
     }
@@ -166,16 +165,16 @@ def _levels(circuit: Circuit, layers: Circuit) -> np.ndarray | None:
     if layers is circuit or thresholds is None or "thresholds" in circuit.about:
         if circuit.n_inputs != layers.n_inputs:
             raise ValueError(
-                f"mcu.write: layers has {layers.n_inputs} bits of inputs; the circuit has {circuit.n_inputs}, and there are no "
-                "thresholds between them."
+                f"mcu.write: layers has {layers.n_inputs} bits of inputs; "
+                f"the circuit has {circuit.n_inputs}, and there are no thresholds between them."
             )
         return None
     (port,) = circuit.inputs
     found = levels_of(np.asarray(thresholds, np.float64), port.format)
     if port.count % len(found) or port.count // len(found) * found.size != layers.n_inputs:
         raise ValueError(
-            f"mcu.write: layers has {layers.n_inputs} bits of inputs and {found.size} thresholds, which do not fit the {port.count} "
-            "numbers of the circuit."
+            f"mcu.write: layers has {layers.n_inputs} bits of inputs and {found.size} thresholds, "
+            f"which do not fit the {port.count} numbers of the circuit."
         )
     return found
 
@@ -198,7 +197,8 @@ def _answer_bits(circuit: Circuit, layers: Circuit) -> tuple[str, list[tuple[int
         or circuit.outputs[0].count not in (1, k)
     ):
         raise ValueError(
-            f"mcu.write: layers has {layers.n_outputs} output bits, which cannot vote in {circuit!r}."
+            f"mcu.write: layers has {layers.n_outputs} output bits, "
+            f"which cannot vote in {circuit!r}."
         )
     size = layers.n_outputs // k
     return "class" if circuit.outputs[0].count == 1 and not regression else "numbers", [
@@ -254,7 +254,7 @@ def evaluate(made: Program, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
     ]
 
 
-# ------------------------------------------------------------------------------------- C
+# ------------------------------------------------------------------------------------------------ C
 def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str, str], int, int]:
     """Return the header and program by name, RAM bytes for values, and flash bytes for tables.
 
@@ -277,10 +277,17 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
     values = {
         "name": name,
         "NAME": name.upper(),
-        "title": f"{name}: {len(circuit):,} gates, as {len(operations):,} operations on bits of one sample ({style})",
+        "title": (
+            f"{name}: {len(circuit):,} gates, as {len(operations):,} operations on bits "
+            f"of one sample ({style})"
+        ),
         "summary": [f" * {line}" for line in _ports(circuit)],
         "numbers": [f" * {line}" for line in _about.names(circuit.about, circuit.inputs)] or " *",
-        "memory": f"Memory: {memory:,} bytes of the stack hold values, beside what the compiler keeps there. Nothing is allocated, and threads may call at the same time.",
+        "memory": (
+            f"Memory: {memory:,} bytes of the stack hold values, "
+            "beside what the compiler keeps there. Nothing is allocated, "
+            "and threads may call at the same time."
+        ),
         "answers": ", number by number" if outputs else "",
         "result": result,
         "parameters": ", ".join([*c99.input_parameters(circuit), *outputs]) or "void",
@@ -529,9 +536,8 @@ def _steps(
             )
             if load.bit is not None:
                 new[node] = add((), 2, f"v[{{1}}] = (cell)BIT({number}, {load.bit})", (load.index,))
-            elif (
-                load.equal is not None or port.format.bits > _EXACT
-            ):  # operands cannot hold the constant
+            # Operands cannot hold the constant.
+            elif load.equal is not None or port.format.bits > _EXACT:
                 text = f"v[{{1}}] = (cell){_load(made, load, '{0}')}"
                 new[node] = add((), 2, text, (load.index,), load.index)
             else:

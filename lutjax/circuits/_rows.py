@@ -50,9 +50,8 @@ def bits_of_comparisons(
         if not isinstance(column, Number) or part == MISSING or not column.missing:
             return found
         filled = column.fill > column.thresholds[part]
-        if filled == (
-            column.missing_code > column.levels[part]
-        ):  # the code for missing numbers compares like the fill value
+        # The code for missing numbers compares like the fill value.
+        if filled == (column.missing_code > column.levels[part]):
             return found
         return builder.gate([found, read(at, MISSING) ^ (not filled)], 0b1110 if filled else 0b1000)
 

@@ -20,7 +20,10 @@ _NAMES = ("yosys-abc", "berkeley-abc", "abc")
 SCRIPT = "strash; ifraig; dc2; resyn2; dc2; resyn2"
 # Written out, because not every ABC installation has its alias file.
 _ALIASES = {
-    "resyn2": "balance; rewrite; refactor; balance; rewrite; rewrite -z; balance; refactor -z; rewrite -z; balance"
+    "resyn2": (
+        "balance; rewrite; refactor; balance; rewrite; rewrite -z; balance; refactor -z; "
+        "rewrite -z; balance"
+    )
 }
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -111,7 +114,8 @@ def cec(
         sizes = [tuple(map(len, some)) for some in names]
         if sizes[0] != sizes[1]:
             raise ValueError(
-                f"cec: the circuits have different interfaces: (inputs, outputs) {sizes[0]} and {sizes[1]}."
+                "cec: the circuits have different interfaces: (inputs, outputs) "
+                f"{sizes[0]} and {sizes[1]}."
             )
         by_name = all(sorted(a) == sorted(b) for a, b in zip(*names, strict=True))
         options = f"-C 100000000 -T {max(1, int(seconds))}" + ("" if by_name else " -n")

@@ -147,13 +147,14 @@ def _header(file: _File) -> tuple[bool, int, int, int, int]:
         or not all(map(_is_number, words[1:]))
     ):
         raise _error(
-            f"the header is {line[:60]!r}; expected 'aig' or 'aag', and M I L O A after single spaces."
+            f"the header is {line[:60]!r}; expected 'aig' or 'aag', "
+            "and M I L O A after single spaces."
         )
     top, n_inputs, n_latches, n_outputs, n_ands, *rest = map(int, words[1:])
     if n_latches:
         raise _error(
-            f"the file has {n_latches} latches; a circuit here is combinational (in ABC, `comb` makes their inputs "
-            "and outputs ports)."
+            f"the file has {n_latches} latches; a circuit here is combinational (in ABC, "
+            "`comb` makes their inputs and outputs ports)."
         )
     if any(rest):
         raise _error(
@@ -164,9 +165,8 @@ def _header(file: _File) -> tuple[bool, int, int, int, int]:
         raise _error(
             f"the header has {top} variables; inputs and AND nodes need {n_inputs + n_ands}."
         )
-    if binary and n_inputs > max(
-        _INPUTS, len(file.data)
-    ):  # inputs take no octets, unlike all other elements
+    # Inputs take no octets, unlike all other elements.
+    if binary and n_inputs > max(_INPUTS, len(file.data)):
         raise _error(
             f"the header says {n_inputs} inputs; a file of {len(file.data)} octets has at most "
             f"{max(_INPUTS, len(file.data))}."
@@ -231,8 +231,8 @@ def _symbols(
             or not name
         ):
             raise _error(
-                f"the symbol table has {line[:60]!r}; expected i or o, the number of an input or output, a blank and a "
-                "name."
+                f"the symbol table has {line[:60]!r}; expected i or o, "
+                "the number of an input or output, a blank and a name."
             )
         names[kind][int(number)] = name
     return names, None

@@ -63,7 +63,7 @@ _OTHERS = {
 _OTHERS |= {7: "a multiplication", 11: "a sum"}
 
 
-# ------------------------------------------------------------------------------------------------------ writing
+# ------------------------------------------------------------------------------------------ writing
 def write(circuit: Circuit) -> str:
     """Return a circuit as an ALIR program, readable by ``alkaid.types.CombLogic.load``.
 
@@ -82,8 +82,8 @@ def write(circuit: Circuit) -> str:
     for port in (*circuit.inputs, *circuit.outputs):
         if port.format.bits > MOST_BITS:
             raise ValueError(
-                f"alkaid.write: the numbers of port {port.name} have {port.format.bits} bits; alkaid takes at most {MOST_BITS}. "
-                "Choose a shorter format."
+                f"alkaid.write: the numbers of port {port.name} have {port.format.bits} bits; "
+                f"alkaid takes at most {MOST_BITS}. Choose a shorter format."
             )
     program = _Program()
     values = [-1, *program.inputs(circuit.inputs)]  # operation for each node; -1 for the constant 0
@@ -201,7 +201,7 @@ class _Program:
         return self.add((found,), _BITS, (0,), (-half, half - 1, 1.0)) if signed else found
 
 
-# ------------------------------------------------------------------------------------------------------ reading
+# ------------------------------------------------------------------------------------------ reading
 class _Value(NamedTuple):
     """Fixed-point value in a program: bits, lowest first, and the exponent of the lowest bit."""
 
@@ -356,8 +356,9 @@ def _operation(found: Any, place: int) -> _Operation:
     if type(opcode) is not int or opcode not in _OPERANDS:
         other = _OTHERS.get(opcode) if type(opcode) is int else None
         raise ValueError(
-            f"its code is {format_value(opcode)}{f', {other}' if other else ''}; supported codes are "
-            f"{', '.join(map(str, _OPERANDS))}: inputs, bits, constants, tables and logic."
+            f"its code is {format_value(opcode)}{f', {other}' if other else ''}; "
+            f"supported codes are {', '.join(map(str, _OPERANDS))}: inputs, bits, constants, "
+            "tables and logic."
         )
     _whole_numbers(operands, "its operands are", _OPERANDS[opcode])
     _whole_numbers(data, "its data is", _DATA[opcode])
@@ -381,16 +382,17 @@ def _interval(found: Any) -> tuple[int, int, int]:
             ):
                 return int(low), int(high), exponent
     raise ValueError(
-        f"its numbers are {format_value(found)}; expected the least, the largest and a step, a power of two of which both are "
-        f"multiples, of at most {MOST_BITS} bits."
+        f"its numbers are {format_value(found)}; expected the least, the largest and a step, "
+        f"a power of two of which both are multiples, of at most {MOST_BITS} bits."
     )
 
 
 def _format(width: int, lowest: int, signed: bool, noun: str) -> Format:
     if lowest > 0 or not 1 <= width <= MOST_BITS or -lowest > width:
         raise ValueError(
-            f"{noun} has {width} bits, the lowest of weight 2^{lowest}; expected 1 to {MOST_BITS} bits, of which the highest is at "
-            "the point or before it, and the lowest at the point or after it."
+            f"{noun} has {width} bits, the lowest of weight 2^{lowest}; "
+            f"expected 1 to {MOST_BITS} bits, of which the highest is at the point or before it, "
+            "and the lowest at the point or after it."
         )
     return Format(width, -lowest, signed)
 
@@ -456,9 +458,8 @@ def _looked_up(
     rows = []
     for code in range(1 << n):
         row = (code - (1 << n) if address.signed and code >> n - 1 else code) - address.least
-        rows.append(
-            answers[row] if 0 <= row < len(answers) else 0
-        )  # other entries are never addressed
+        # Other entries are never addressed.
+        rows.append(answers[row] if 0 <= row < len(answers) else 0)
     return [
         builder.gate(address.bits, sum((row >> k & 1) << code for code, row in enumerate(rows)))
         for k in range(width)

@@ -21,7 +21,10 @@ _SKIPPED = {  # timing and layout, or Yosys names without effect on the function
     *(".attr", ".param", ".cname"),
 }
 _REFUSED = {
-    ".latch": "it has latches; a circuit here is combinational (in ABC, `comb` makes their inputs and outputs ports)",
+    ".latch": (
+        "it has latches; a circuit here is combinational (in ABC, "
+        "`comb` makes their inputs and outputs ports)"
+    ),
     ".mlatch": "it has latches; a circuit here is combinational",
     ".gate": "it is mapped to cells of a library; in ABC, `strash; write_blif` writes tables",
     ".subckt": "it has other models in it; flatten it first (in yosys, `flatten`)",
@@ -226,8 +229,10 @@ def _read_cover(
     for row, answer in rows:
         if len(row) != n or set(row) - set("01-") or answer not in ("0", "1"):
             raise _syntax_error(
-                line, f"the table of {signals[-1]} has the row {f'{row} {answer}'.strip()!r}; expected {n} of 0, 1 and -, "
-                "a blank, and 0 or 1"
+                line, (
+                        f"the table of {signals[-1]} has the row {f'{row} {answer}'.strip()!r}; "
+                        f"expected {n} of 0, 1 and -, a blank, and 0 or 1"
+                    )
             )  # fmt: skip
         answers.add(answer)
         products.append(
@@ -239,7 +244,10 @@ def _read_cover(
     if len(answers) > 1:
         raise _syntax_error(
             line,
-            f"the table of {signals[-1]} has rows that answer 0 and rows that answer 1; expected one kind",
+            (
+                f"the table of {signals[-1]} has rows that answer 0 and rows that answer 1; "
+                "expected one kind"
+            ),
         )
     return products, int(answers == {"0"})
 

@@ -77,7 +77,8 @@ def write(
       >>> both = Circuit((Port("x", 2),), (Port("y"),), ((1, 2),), (0b1000,), (2 * 3,))
       >>> vectors = deployment.Vectors({"x": np.array([[1, 1]])}, {"y": np.array([[1]])}, "one by hand")
       >>> sorted(boards.write(both, "both", "icebreaker", vectors))
-      ['Makefile', 'both.pcf', 'both.v', 'both_board.v', 'both_host.py', 'both_stream.v', 'vectors.json']
+      ['Makefile', 'both.pcf', 'both.v', 'both_board.v', 'both_host.py', 'both_stream.v',
+      'vectors.json']
     """
     if board not in BOARDS:
         raise ValueError(

@@ -12,7 +12,8 @@ from lutjax.circuits.ports import Format, Port
 Literal = int  # 2 * node, plus one if the value is inverted
 ZERO, ONE = 0, 1
 
-# Tables of two inputs: with inverted inputs (bit k of the first index: input k), and with swapped inputs.
+# Tables of two inputs: _INVERTED[bits][table] has the inputs of the set bits inverted, and
+# _EXCHANGED[table] has its inputs swapped.
 _INVERTED = tuple(
     tuple(sum((t >> (a ^ inverted) & 1) << a for a in range(4)) for t in range(16))
     for inverted in range(4)
@@ -133,8 +134,9 @@ class Builder:
         n, end = len(literals), 2 * (self._first + len(self._tables))
         if n > truth.MAX_INPUTS or not 0 <= table <= truth.FULL[n]:
             raise ValueError(
-                f"Builder.gate: table is {table} over {n} literals; expected at most {truth.MAX_INPUTS} literals, and a table "
-                "from 0 to 2**2**literals - 1."
+                f"Builder.gate: table is {table} over {n} literals; "
+                f"expected at most {truth.MAX_INPUTS} literals, "
+                "and a table from 0 to 2**2**literals - 1."
             )
         for literal in literals:
             if not 0 <= literal < end:
@@ -264,7 +266,8 @@ class Builder:
         sizes = {len(number) for number in numbers}
         if sizes != {format.bits}:
             raise ValueError(
-                f"Builder.output: numbers of port {name!r} have {sorted(sizes)} bits; the format {format} has {format.bits}."
+                f"Builder.output: numbers of port {name!r} have {sorted(sizes)} bits; "
+                f"the format {format} has {format.bits}."
             )
         bits = [literal for number in numbers for literal in number]
         end = 2 * (self._first + len(self._tables))
@@ -280,9 +283,8 @@ class Builder:
         if self.simplify:
             fanins, tables = self._absorb_gates(literals)
             kept = alive_gates(self._first, fanins, literals)
-        before = list(
-            itertools.accumulate(kept, initial=0)
-        )  # number of kept gates before each gate
+        # Number of kept gates before each gate.
+        before = list(itertools.accumulate(kept, initial=0))
         if before[-1] < len(tables):
             number = [*range(self._first), *(self._first + count for count in before)]
             fanins = [

@@ -82,11 +82,17 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
         "body": body,
         "ports": "".join(_conversions(circuit, program)),
         "calls_in": [
-            f"        bits_of_{port.name}(input_{port.name} + done * {port.count}, left, in + {bits.start} * GROUPS);"
+            (
+                f"        bits_of_{port.name}(input_{port.name} + done * {port.count}, left, "
+                f"in + {bits.start} * GROUPS);"
+            )
             for port, bits in bit_ranges(circuit.inputs)
         ],
         "calls_out": [
-            f"        numbers_of_{port.name}(out + {bits.start} * GROUPS, left, output_{port.name} + done * {port.count});"
+            (
+                f"        numbers_of_{port.name}(out + {bits.start} * GROUPS, left, "
+                f"output_{port.name} + done * {port.count});"
+            )
             for port, bits in bit_ranges(circuit.outputs)
         ],
         "number": c99.number_function(circuit, name),
@@ -163,12 +169,15 @@ def c_test(
     return c99.write_test(circuit, samples, answers, name, batch_calls=calls, rows=lines)
 
 
-# ------------------------------------------------------------------------------------- words of the header
+# ------------------------------------------------------------------------------ words of the header
 def _describe_bits(circuit: Circuit) -> Iterator[str]:
     for what, ports in (("Input", circuit.inputs), ("Output", circuit.outputs)):
         for port, bits in bit_ranges(ports):
             kind = f"of {port.format}" if port.format.bits > 1 else "bits"
-            yield f"{what} {port.name}, {port.count} {kind}: bits {bits[0]} to {bits[-1]}, number after number, lowest bit first."
+            yield (
+                f"{what} {port.name}, {port.count} {kind}: bits {bits[0]} to {bits[-1]}, "
+                "number after number, lowest bit first."
+            )
 
 
 def _describe_numbers(circuit: Circuit) -> Iterator[str]:
@@ -185,7 +194,7 @@ def _describe_numbers(circuit: Circuit) -> Iterator[str]:
     yield from _about.names(circuit.about, circuit.inputs)
 
 
-# ------------------------------------------------------------------------------------- operations as C
+# ---------------------------------------------------------------------------------- operations as C
 def _functions(program: Operations, name: str) -> tuple[str, int]:
     """Return functions with an instruction per operation, and the number of shared value slots."""
     program = gate_operations.short_lived(program)
@@ -265,7 +274,7 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
     return text.rstrip(), slots + 1
 
 
-# ------------------------------------------------------------------------------------- numbers and bits
+# --------------------------------------------------------------------------------- numbers and bits
 def _conversions(circuit: Circuit, program: Operations) -> Iterator[str]:
     nodes = gate_operations.inputs_read(program)
     for template, ports in (("to_bits.c", circuit.inputs), ("to_numbers.c", circuit.outputs)):

@@ -174,8 +174,8 @@ class Circuit:
             )
         if words.ndim != 2 or len(words) != self.n_inputs:
             raise ValueError(
-                f"Circuit.evaluate: words is {describe(words)}; expected shape [{self.n_inputs}, words], a row for each bit "
-                "of the inputs."
+                f"Circuit.evaluate: words is {describe(words)}; "
+                f"expected shape [{self.n_inputs}, words], a row for each bit of the inputs."
             )
         return self._plan.run(words)
 
@@ -231,9 +231,8 @@ class Circuit:
                 f"the arrays have {sorted(n_samples)} samples; expected the same number."
             )
         octets = np.packbits(np.concatenate(bits), axis=1, bitorder="little")
-        octets = np.pad(
-            octets, ((0, 0), (0, -octets.shape[1] % 8))
-        )  # whole words, in any byte order
+        # Whole words, in any byte order.
+        octets = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8)))
         return np.ascontiguousarray(octets).view("<u8").astype(np.uint64), n_samples.pop()
 
     def decode(self, words: UInt[np.ndarray, "outputs words"], n_samples: int) -> Any:
@@ -322,8 +321,8 @@ def _check_gates(first: int, fanins: tuple[tuple[int, ...], ...], tables: tuple[
     if wrong.any():
         gate = int(reader[wrong.argmax()])
         raise circuit_error(
-            f"gate {gate}, node {first + gate}, has the fan-ins {fanins[gate]}; expected nodes from 0 to "
-            f"{first + gate - 1}. Sort the gates topologically."
+            f"gate {gate}, node {first + gate}, has the fan-ins {fanins[gate]}; "
+            f"expected nodes from 0 to {first + gate - 1}. Sort the gates topologically."
         )
     limits = [1 << (1 << n) for n in range(truth.MAX_INPUTS + 1)]
     for gate, (table, n) in enumerate(zip(tables, sizes.tolist(), strict=True)):
@@ -370,7 +369,8 @@ def _encode(port: Port, given: Any) -> np.ndarray:
     if numbers.ndim != 2 or numbers.shape[1] != port.count:
         alone = " or [samples]" if port.count == 1 else ""
         raise circuit_error(
-            f"{port.name} is {describe(np.asarray(given))}; expected shape [samples, {port.count}]{alone}."
+            f"{port.name} is {describe(np.asarray(given))}; "
+            f"expected shape [samples, {port.count}]{alone}."
         )
     codes = port.format.encode(numbers).T  # [count, samples]
     bits = codes[:, None] >> np.arange(port.format.bits, dtype=np.uint64)[:, None] & np.uint64(1)

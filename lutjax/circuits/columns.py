@@ -1,7 +1,8 @@
 """Table columns as circuit inputs, with one port per column.
 
-A numeric port takes integers in a stated unit, and a categorical port takes category codes. The circuit compares them with thresholds and codes, so
-users pass rows without encoding them first. The description is plain data, stored in ``about["columns"]`` of the circuit.
+A numeric port takes integers in a stated unit, and a categorical port takes category codes. The
+circuit compares them with thresholds and codes, so users pass rows without encoding them first. The
+description is plain data, stored in ``about["columns"]`` of the circuit.
 """
 
 import dataclasses
@@ -90,8 +91,10 @@ class Number:
         if not apart or (levels and not first <= levels[0] <= levels[-1] < last):
             raise _error(
                 self.name,
-                f"format is {self.format} in units of {self.unit}, which cannot separate its thresholds. Use more "
-                "bits, or more fraction bits.",
+                (
+                    f"format is {self.format} in units of {self.unit}, "
+                    "which cannot separate its thresholds. Use more bits, or more fraction bits."
+                ),
             )
 
     @functools.cached_property
@@ -193,7 +196,8 @@ class Category:
       port: port name.
       format: port format.
       values: known categories.
-      missing: whether missing cells have a separate code; otherwise they have the code of unknown categories.
+      missing: whether missing cells have a separate code; otherwise they have the code of unknown
+          categories.
 
     Raises:
       ValueError: the format has too few codes, or is not an unsigned integer.
@@ -220,7 +224,10 @@ class Category:
         ):
             raise _error(
                 self.name,
-                f"format is {self.format}; it must be an unsigned integer format with the codes 0 to {self.missing_code}.",
+                (
+                    f"format is {self.format}; it must be an unsigned integer format "
+                    f"with the codes 0 to {self.missing_code}."
+                ),
             )
 
     @property
@@ -280,11 +287,13 @@ class Columns:
 
     Attributes:
       columns: in port order.
-      bits: a pair for each bit: a column index, and the index of the threshold that the number exceeds, the index of the category, or `MISSING`. A constant
-        bit is -1 and its value. Empty if only the columns are known.
+      bits: a pair for each bit: a column index, and the index of the threshold that the number
+          exceeds, the index of the category, or `MISSING`. A constant bit is
+          -1 and its value. Empty if only the columns are known.
 
     Raises:
-      ValueError: two columns share a port, or a bit refers to a missing column, threshold or category.
+      ValueError: two columns share a port, or a bit refers to a missing column, threshold or
+          category.
 
     Example:
       >>> from lutjax.circuits import Format
@@ -329,7 +338,9 @@ class Columns:
         for k, row in enumerate(rows):
             if len(row) != len(self.columns):
                 raise ValueError(
-                    f"row {k} has {len(row)} cells; expected {len(self.columns)}: {format_names([c.name for c in self.columns], 200)}."
+                    f"row {k} has {len(row)} cells; "
+                    f"expected {len(self.columns)}: "
+                    f"{format_names([c.name for c in self.columns], 200)}."
                 )
         return {
             column.port: np.array([[column.code(row[i])] for row in rows]).reshape(len(rows), 1)
@@ -410,12 +421,14 @@ class Columns:
             column = _column(fields, one, port.format)
             if (column.port, 1) != (port.name, port.count):
                 raise ValueError(
-                    f"{fields.where}: 'port' is {format_value(column.port)}; the input port is {port.name!r}, with {port.count} numbers."
+                    f"{fields.where}: 'port' is {format_value(column.port)}; "
+                    f"the input port is {port.name!r}, with {port.count} numbers."
                 )
             for name in ("codes", "missing_code"):
                 if (expected := column.facts().get(name)) != one.get(name):
                     raise ValueError(
-                        f"{fields.where}: {name!r} is {format_value(one.get(name))}; expected {format_value(expected)}."
+                        f"{fields.where}: {name!r} is {format_value(one.get(name))}; "
+                        f"expected {format_value(expected)}."
                     )
             found.append(column)
         return cls(tuple(found))
@@ -446,7 +459,8 @@ def _column(fields: Fields, found: Any, format: Format) -> Column:
     thresholds = [_require_finite(fields, "thresholds", one) for one in given]
     if abs(decimals) > MOST_DECIMALS or any(a >= b for a, b in itertools.pairwise(thresholds)):
         raise ValueError(
-            f"{fields.where}: 'thresholds' must ascend, and 'decimals', {decimals}, lie between {-MOST_DECIMALS} and {MOST_DECIMALS}."
+            f"{fields.where}: 'thresholds' must ascend, and 'decimals', {decimals}, "
+            f"lie between {-MOST_DECIMALS} and {MOST_DECIMALS}."
         )
     fill = _require_finite(fields, "fill", found.get("fill"))
     least, largest = (
@@ -479,7 +493,7 @@ def _level(threshold: float, ratio: Fraction) -> int:
     return level + (_float(level + 1, ratio) <= threshold)  # 0.3 parses as a float64 below 3/10
 
 
-# ------------------------------------------------------------------------------------- choices
+# ------------------------------------------------------------------------------------------ choices
 def number(
     name: str,
     port: str,
@@ -537,7 +551,10 @@ def number(
             continue
     raise _error(
         name,
-        f"integers of at most {MOST_BITS} bits cannot separate its thresholds, which are too close together.",
+        (
+            f"integers of at most {MOST_BITS} bits cannot separate its thresholds, "
+            "which are too close together."
+        ),
     )
 
 

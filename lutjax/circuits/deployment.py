@@ -119,7 +119,8 @@ class Vectors:
         if (taken is None) != (self.rows is None):
             words = {True: "no rows", False: "rows"}
             raise ValueError(
-                f"Vectors: there are {words[self.rows is None]}; the circuit takes {words[taken is None]}."
+                f"Vectors: there are {words[self.rows is None]}; "
+                f"the circuit takes {words[taken is None]}."
             )
         if taken is None or self.rows is None:
             return
@@ -128,7 +129,8 @@ class Vectors:
             if wrong.any():
                 k = int(wrong.argmax())
                 raise ValueError(
-                    f"Vectors: row {k} has {codes[k].tolist()} in the port {name}; inputs have {self.inputs[name][k].tolist()}."
+                    f"Vectors: row {k} has {codes[k].tolist()} in the port {name}; "
+                    f"inputs have {self.inputs[name][k].tolist()}."
                 )
 
     def to_json(self) -> str:
@@ -171,7 +173,8 @@ class Vectors:
                     ports |= {name: [] for name in numbers}
                 elif set(numbers) != set(ports):
                     raise ValueError(
-                        f"samples[{k}] has {side} {format_value(list(numbers))}; the first has {format_value(list(ports))}."
+                        f"samples[{k}] has {side} {format_value(list(numbers))}; "
+                        f"the first has {format_value(list(ports))}."
                     )
                 for name, rows in ports.items():
                     rows.append(_read_numbers(f"samples[{k}]: {side}", name, numbers, rows))
@@ -252,7 +255,8 @@ class Options:
                 )
             if self.registers:
                 raise ValueError(
-                    f"registers is {self.registers}, but target {self.target} supports no registers; leave one out."
+                    f"registers is {self.registers}, but target {self.target} supports no "
+                    "registers; leave one out."
                 )
 
 
@@ -456,13 +460,15 @@ def readme(circuit: Circuit, options: Options) -> str:
     rounding = "Each category has a code."
     if any(isinstance(column, Number) for column in taken.columns):
         rounding = (
-            f"Numbers with more digits than their unit are exact in `{name}_predict_rows` and on the page. For the ports, round them up, which is exact "
-            "where thresholds are multiples of the unit, and clip numbers beyond the range of the port."
+            f"Numbers with more digits than their unit are exact in `{name}_predict_rows` and "
+            "on the page. For the ports, round them up, which is exact where thresholds "
+            "are multiples of the unit, and clip numbers beyond the range of the port."
         )
     lines += ["", rounding, "", "## Answers", ""]
     for port in circuit.outputs:
         lines.append(
-            f"- `{port.name}`: {port.count} {'number' if port.count == 1 else 'numbers'} ({port.format})"
+            f"- `{port.name}`: {port.count} {'number' if port.count == 1 else 'numbers'} "
+            f"({port.format})"
         )
     if circuit.about.get("kind") == "regression":
         scale, offset = (circuit.about.get(fact) for fact in ("scale", "offset"))
@@ -471,8 +477,10 @@ def readme(circuit: Circuit, options: Options) -> str:
     lines += ["", "## Calls", ""]
     if "c" in options.formats and options.target is None:
         lines.append(
-            f"- C: `{name}_predict_rows` of `{name}.h` takes numbers as double, NAN where they are missing, and codes of categories, which "
-            f"`{name}_code_PORT` finds by name. `{name}_predict` takes the numbers of the ports."
+            f"- C: `{name}_predict_rows` of `{name}.h` takes numbers as double, "
+            "NAN where they are missing, and codes of categories, "
+            f"which `{name}_code_PORT` finds by name. `{name}_predict` takes the numbers "
+            "of the ports."
         )
     elif "c" in options.formats:
         lines.append(
@@ -483,7 +491,8 @@ def readme(circuit: Circuit, options: Options) -> str:
     if "html" in options.formats:
         lines.append(f"- `{name}.html` has a field for each column.")
     lines.append(
-        f"- `{VECTORS}` has rows of the table, the numbers of the ports that they become, and the answers."
+        f"- `{VECTORS}` has rows of the table, the numbers of the ports that they become, "
+        "and the answers."
     )
     return "\n".join(lines) + "\n"
 
@@ -514,8 +523,11 @@ def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[st
     """Return summary lines about a circuit and its files."""
     stats = statistics.compute(circuit, lut6=False)
     return [
-        f"{statistics.gates_in_words(circuit)} in {stats.levels} levels; as {stats.ands:,} AND nodes or "
-        f"{len(ands.operations(circuit)[0]):,} operations on two bits",
+        (
+            f"{statistics.gates_in_words(circuit)} in {stats.levels} levels; "
+            f"as {stats.ands:,} AND nodes or {len(ands.operations(circuit)[0]):,} operations "
+            "on two bits"
+        ),
         *sizes(files),
     ]
 
@@ -572,12 +584,13 @@ def check_place(folder: Path) -> bool:
     for name, difference in differences(folder, manifest).items():
         if difference == "not listed":
             raise DeploymentError(
-                f"{folder} holds an export and other files, such as {name}, which would be lost: move them, or "
-                "choose another folder."
+                f"{folder} holds an export and other files, such as {name}, which would be lost: "
+                "move them, or choose another folder."
             )
         if difference == "changed":
             raise DeploymentError(
-                f"{folder} holds an export with changes to {name}, which would be lost: move it, or choose another folder."
+                f"{folder} holds an export with changes to {name}, which would be lost: move it, "
+                "or choose another folder."
             )
     return True
 
@@ -649,9 +662,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(found)
 
 
+# File systems limit names to 255 bytes.
 _FILE = re.compile(
     r"(src/|extras/|examples/\w{1,240}/)?[A-Za-z0-9_]{1,240}(\.[a-z]{1,10})?", re.ASCII
-)  # file systems limit names to 255 bytes
+)
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -675,7 +689,8 @@ def _check_manifest(found: Any) -> None:
         of_file.field(facts, "bytes", int)
         if not _SHA256.fullmatch(of_file.field(facts, "sha256", str)):
             raise ValueError(
-                f"{of_file.where}: 'sha256' is {format_value(facts['sha256'])}; expected 64 hexadecimal digits."
+                f"{of_file.where}: 'sha256' is {format_value(facts['sha256'])}; "
+                "expected 64 hexadecimal digits."
             )
     run = fields.field(found, "run", object)
     for name, kind_of_field in _RUN.items():

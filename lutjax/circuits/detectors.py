@@ -81,8 +81,8 @@ class IntegerLUT:
             raise _error(f"values are {self.values.dtype}; expected one of {_DTYPES}.")
         if self.anchors.shape[0] != tables or rows != 2 ** self.anchors.shape[1]:
             raise _error(
-                f"anchors have shape {list(self.anchors.shape)} and values {list(self.values.shape)}; "
-                "expected [T, C, 2] and [T, 2**C, K]."
+                f"anchors have shape {list(self.anchors.shape)} "
+                f"and values {list(self.values.shape)}; expected [T, C, 2] and [T, 2**C, K]."
             )
         sizes = {
             "in_features": self.in_features,
@@ -102,7 +102,8 @@ class IntegerLUT:
             or self.targets.shape[2] != columns
         ):
             raise _error(
-                f"targets have shape {list(self.targets.shape)}; expected [{tables} or 1, {rows} or 1, {columns}]."
+                f"targets have shape {list(self.targets.shape)}; "
+                f"expected [{tables} or 1, {rows} or 1, {columns}]."
             )
         if self.in_features // self.groups > 2**16:
             raise _error(f"in_features is {self.in_features}; a group has at most {2**16} inputs.")
@@ -200,7 +201,8 @@ class IntegerLUT:
             raise ValueError(f"to_c: name is {name!r}; {why}. Take another one.")
         if self.values.size > _MOST_IN_C:
             raise ValueError(
-                f"to_c: the tables have {self.values.size:,} entries, more than the {_MOST_IN_C:,} that compilers take in a minute."
+                f"to_c: the tables have {self.values.size:,} entries, "
+                f"more than the {_MOST_IN_C:,} that compilers take in a minute."
             )
         return {
             "detectors.h": read_source("detectors.h"),
@@ -224,7 +226,10 @@ class IntegerLUT:
         shifted, x, y = "", "x", "y"
         if self.shifts.any():
             arrays += array("uint8_t", "shifts", self.shifts)
-            shifted = f"    for (int32_t k = 0; k < {self.out_features}; k++)\n        y[k] *= (int32_t)1 << shifts[k];\n"
+            shifted = (
+                f"    for (int32_t k = 0; k < {self.out_features}; "
+                "k++)\n        y[k] *= (int32_t)1 << shifts[k];\n"
+            )
         if self.groups > 1:
             group = f"t / {tables // self.groups}"
             x = f"x + {group} * {self.in_features // self.groups}"
@@ -237,7 +242,10 @@ class IntegerLUT:
             arrays += array("int32_t", "targets", self.targets)
             of_tables, of_rows, _ = self.targets.shape
             table, of_row = "(uint32_t)t" if of_tables > 1 else "0", "row" if of_rows > 1 else "0"
-            place = f"const int32_t *target = targets + ({table} * {of_rows} + {of_row}) * {columns};\n        "
+            place = (
+                f"const int32_t *target = targets + ({table} * {of_rows} + {of_row}) "
+                f"* {columns};\n        "
+            )
             added = "if (target[k] >= 0)\n                sum[target[k]] += value[k]"
         return _templates.fill_template(
             "layer.c",
@@ -292,8 +300,9 @@ def from_layer(
     name = type(layer).__name__
     if name not in ("LUT", "SparseLUT") or not hasattr(layer, "spec"):
         raise TypeError(
-            f"detectors.from_layer: layer is a {name}; expected a LUT or SparseLUT from lutjax.layers.nnx. Pass "
-            "arrays to detectors.rounded instead."
+            f"detectors.from_layer: layer is a {name}; "
+            "expected a LUT or SparseLUT from lutjax.layers.nnx. "
+            "Pass arrays to detectors.rounded instead."
         )
     spec, weights = layer.spec, np.asarray(layer.weights[...])
     options = {
@@ -410,8 +419,8 @@ def finest_fraction(
 ) -> int:
     """Return the largest fraction without overflow, from 0 to 30, or -1 if none exists.
 
-    Sums are below `most` in magnitude, table entries below `largest`, for int8 with separate scales.
-    Each of the `n_addends` in a sum is rounded by up to half a unit.
+    Sums are below `most` in magnitude, table entries below `largest`, for int8 with separate
+    scales. Each of the `n_addends` in a sum is rounded by up to half a unit.
     """
     fits = [math.log2(max(limit - n_addends, 0.5) / max(most, 2.0**-40))]
     if tables != "int8":
@@ -438,9 +447,8 @@ def _rounded_fields(
         )
     size = out_features or groups * weights.shape[2]
     scaled = weights if targets is None else weights.reshape(len(weights), -1, 1)
-    scales = (
-        groups if targets is None else 1
-    )  # a target sum combines values from all columns, so they share one scale
+    # A target sum combines values from all columns, so they share one scale.
+    scales = groups if targets is None else 1
     reached = magnitudes(scaled, tables, scales).reshape(weights.shape)
     largest = float(reached.max(initial=0))
     most = float(sums(reached, size, targets, groups).max(initial=0))
@@ -449,8 +457,8 @@ def _rounded_fields(
     asked, fraction = fraction, found if fraction is None else fraction
     if not 0 <= fraction <= found:
         raise ValueError(
-            f"rounded: sums reach {most:g} and entries {largest:g}, which fit {tables} and sums of int32 with a fraction of at "
-            f"most {found}"
+            f"rounded: sums reach {most:g} and entries {largest:g}, "
+            f"which fit {tables} and sums of int32 with a fraction of at most {found}"
             + ("; scale them down." if found < 0 else f", not {fraction}; use a smaller one.")
         )
     values, shifts = integers(scaled, fraction, tables, scales)
@@ -469,8 +477,9 @@ def _fixed_point_fields(
     if 2.0**kept != scale or not 0 <= kept <= _MOST_SHIFT or fraction not in (None, kept):
         asked = "" if fraction is None else f", and fraction is {fraction}"
         raise ValueError(
-            f"detectors.from_layer: the layer adds integers of the scale {scale:g}{asked}; the integer form of these has the scale "
-            f"2**fraction, with a fraction from 0 to {_MOST_SHIFT}."
+            f"detectors.from_layer: the layer adds integers of the scale {scale:g}{asked}; "
+            "the integer form of these has the scale 2**fraction, "
+            f"with a fraction from 0 to {_MOST_SHIFT}."
         )
     units = np.trunc(np.ldexp(weights.astype(np.float64), kept))
     for name in _DTYPES:
@@ -481,7 +490,8 @@ def _fixed_point_fields(
                 "fraction": kept,
             }
     raise ValueError(
-        f"detectors.from_layer: a table holds an entry that is not below {2**31 / scale:g}, which the scale {scale:g} does not fit."
+        f"detectors.from_layer: a table holds an entry that is not below {2**31 / scale:g}, "
+        f"which the scale {scale:g} does not fit."
     )
 
 
@@ -494,9 +504,8 @@ def sums(
     for t, table in enumerate(magnitudes):
         if targets is not None:
             reached = np.broadcast_to(targets[t if len(targets) > 1 else 0], table.shape)
-            every = np.zeros(
-                (len(table), outputs + 1), table.dtype
-            )  # the last column collects unused slots
+            # The last column collects unused slots.
+            every = np.zeros((len(table), outputs + 1), table.dtype)
             np.add.at(every, (np.arange(len(table))[:, None], reached), table)
             table = every[:, :outputs]
         found[t // of_group] += table.max(axis=0, initial=0)

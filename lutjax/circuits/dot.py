@@ -176,9 +176,8 @@ def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) 
     first, part, indent = circuit.first_gate, "", "  "
     colors = colors_of(len(circuit.parts))
     n_clusters = 0
-    named = (
-        circuit.parts if len(circuit.parts) > 1 else (("", len(circuit)),)
-    )  # a single part needs no name
+    # A single part needs no name.
+    named = circuit.parts if len(circuit.parts) > 1 else (("", len(circuit)),)
     parts = [name for name, count in named for _ in range(count)]
     for gate, (function, new) in enumerate(zip(functions, parts, strict=True)):
         if new != part:
@@ -186,7 +185,8 @@ def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) 
             if new:
                 lines.append(f"  subgraph cluster_{n_clusters} {{")
                 lines.append(
-                    f"    label={_label(new)}; style=filled; color={_quote_text(colors[n_clusters])};"
+                    f"    label={_label(new)}; style=filled; "
+                    f"color={_quote_text(colors[n_clusters])};"
                 )
                 n_clusters += 1
             part, indent = new, "    " if new else "  "

@@ -37,14 +37,15 @@ def draw(circuit: Circuit, target: "str | Path | Axes", *, title: str | None = N
     """
     if len(circuit) > LARGEST:
         raise ValueError(
-            f"draw: the circuit has {len(circuit)} gates; a picture holds up to {LARGEST}. Draw fewer of its outputs, or "
-            "show it by `circuits.page`, where every gate is a dot."
+            f"draw: the circuit has {len(circuit)} gates; a picture holds up to {LARGEST}. "
+            "Draw fewer of its outputs, or show it by `circuits.page`, where every gate is a dot."
         )
     program = shutil.which("dot")
     if program is None:
         raise RuntimeError(
-            "draw: dot is not on the path; install Graphviz (on Debian and Ubuntu `apt install graphviz`), or show the circuit by "
-            "`circuits.page`, which needs a browser alone."
+            "draw: dot is not on the path; install Graphviz (on Debian "
+            "and Ubuntu `apt install graphviz`), or show the circuit by `circuits.page`, "
+            "which needs a browser alone."
         )
     path = Path(target) if isinstance(target, str | Path) else None
     text = dot.write(circuit, title=title if path else None)

@@ -178,15 +178,17 @@ class Report:
             lines.append(f"not placed{of}: {why}")
         if self.total.clock is not None:
             lines.append(
-                f"placed and routed on an {FAMILIES[self.family].device}, between registers for inputs and answers"
+                f"placed and routed on an {FAMILIES[self.family].device}, "
+                "between registers for inputs and answers"
             )
         if self.asked is not None and self.total.clock is not None:
             met = "is met" if self.total.clock >= self.asked else "is not met"
             lines.append(f"the clock of {self.asked:g} MHz that was asked for {met}")
         elif self.asked is not None:
             lines.append(
-                f"if a clock of {self.asked:g} MHz is met: {1000 * self.total.cycles / self.asked:.1f} ns from a sample to "
-                f"its answer, {self.asked:g} million samples a second"
+                f"if a clock of {self.asked:g} MHz is met: "
+                f"{1000 * self.total.cycles / self.asked:.1f} ns from a sample to its answer, "
+                f"{self.asked:g} million samples a second"
             )
         return lines
 
@@ -311,7 +313,10 @@ def _find(family: str) -> str | None:
 def _unplaced_reason(family: str) -> str:
     words = FAMILIES[family].nextpnr
     if not words:
-        return "there is no nextpnr for this family without a database of the device; place the Verilog by the maker's tools"
+        return (
+            "there is no nextpnr for this family without a database of the device; "
+            "place the Verilog by the maker's tools"
+        )
     return f"nextpnr was not found; install {words[0]}, or `pip install yowasp-{words[0]}`"
 
 

@@ -130,9 +130,8 @@ def _find_symmetry(table: int, n: int) -> tuple[tuple[int, ...], int] | None:
     found = []
     for inverted, given in enumerate((answers, answers[::-1])):  # zeros can be counted as well
         known = sum(answer << k for k, answer in enumerate(given))
-        for unused in range(
-            1 << (1 << bits) - (n + 1)
-        ):  # outputs for counts above n, which never occur
+        # Outputs for counts above n, which never occur.
+        for unused in range(1 << (1 << bits) - (n + 1)):
             filled = known | unused << (n + 1)
             found.append((len(truth.support(filled, bits)), inverted, filled))
     _, inverted, filled = min(found)  # prefer the fewest inputs
@@ -215,7 +214,7 @@ def _reorder_operations(program: Operations, order: Sequence[int]) -> Operations
     )
 
 
-# ------------------------------------------------------------------------------------- order, and places of values
+# ---------------------------------------------------------------------- order, and places of values
 def short_lived(program: Operations) -> Operations:
     """Reorder operations to keep few values live.
 

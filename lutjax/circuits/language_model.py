@@ -122,7 +122,10 @@ class IntegerLanguageModel:
         n_bytes = self.n_values * self.dtype.itemsize
         if n_bytes > _MOST_TABLE_BYTES:
             raise ValueError(
-                f"to_c: the tables have {n_bytes:,} bytes; programs address at most {_MOST_TABLE_BYTES:,}. Take a smaller model"
+                (
+                    f"to_c: the tables have {n_bytes:,} bytes; "
+                    f"programs address at most {_MOST_TABLE_BYTES:,}. Take a smaller model"
+                )
                 + (", or tables of int8." if self.dtype == np.int16 else ".")
             )
         files = {name: read_source(name) for name in _SOURCES}
@@ -225,8 +228,8 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
     if name != "LUTTransformer":
         softmax = ", whose softmax attention computes with floats" if name == "GPT" else ""
         raise TypeError(
-            f"language_model.from_model: there is no integer form of {name}{softmax}; expected a LUTTransformer, which compares and "
-            "adds alone."
+            f"language_model.from_model: there is no integer form of {name}{softmax}; "
+            "expected a LUTTransformer, which compares and adds alone."
         )
     if tables not in TABLES:
         raise _error(f"tables is {tables!r}; expected one of {TABLES}.")
@@ -273,9 +276,8 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
         values, shifts = integers(weights, fraction, tables)
         anchors = np.asarray(layer.anchors[...])
         if config.attention == "pair_interleaved":
-            anchors = (
-                anchors % 3 * config.features + anchors // 3
-            )  # from interleaved to concatenated order
+            # From interleaved to concatenated order.
+            anchors = anchors % 3 * config.features + anchors // 3
         numbers = _units(position, fraction) if pairs else (position > 0).astype(np.int32)
         attention.append(IntegerAttention(anchors, values, shifts, numbers, pairs))
     return IntegerLanguageModel(
@@ -309,8 +311,9 @@ def _fraction(
     fraction = finest_fraction(bound, largest, n_addends, dtype, limit=EXACT - 1)
     if fraction < 0:
         raise _error(
-            f"sums can reach {bound:.3g} and entries of tables {largest:.3g}, too much for whole numbers below "
-            f"2**24 and tables of {dtype}; train with weight decay or a smaller rate."
+            f"sums can reach {bound:.3g} and entries of tables {largest:.3g}, "
+            f"too much for whole numbers below 2**24 and tables of {dtype}; "
+            "train with weight decay or a smaller rate."
         )
     return fraction
 
@@ -320,7 +323,7 @@ def _units(numbers: np.ndarray, fraction: int) -> np.ndarray:
     return units
 
 
-# ------------------------------------------------------------------------------------- draws
+# -------------------------------------------------------------------------------------------- draws
 def powers() -> Int[np.ndarray, " entries"]:
     """Return ``2**-(i / 2**8)``, followed by ``2**-(i / 2**16)``, in 2**-31 units."""
     i = np.arange(256)
@@ -389,7 +392,7 @@ class Draws:
         return r ^ r >> 31
 
 
-# ------------------------------------------------------------------------------------- proof
+# -------------------------------------------------------------------------------------------- proof
 class DifferenceError(Exception):
     """A program with different output from its model."""
 
@@ -452,8 +455,9 @@ def _text(fields: Fields, row: Any) -> Text:
     limits = (0 <= temperature <= 1000 * TEMPERATURES, 1 <= top_k <= _BYTES, 0 <= seed < 1 << 64)
     if not all(limits) or not prompt or not continuation:
         raise ValueError(
-            f"{fields.where} has a prompt of {len(prompt)} bytes, a temperature of {temperature} thousandths, top_k {top_k}, the seed {seed} "
-            f"and {len(continuation)} bytes; no program writes that."
+            f"{fields.where} has a prompt of {len(prompt)} bytes, "
+            f"a temperature of {temperature} thousandths, top_k {top_k}, "
+            f"the seed {seed} and {len(continuation)} bytes; no program writes that."
         )
     if len(logits) != _BYTES or any(type(logit) is not int for logit in logits):
         raise ValueError(
@@ -472,7 +476,8 @@ def parse_header(header: str) -> tuple[dict[str, Any], list[str]]:
     needed = {"TABLE_SIZE", "FRACTION", "LOGIT_FRACTION", "WINDOW", "TABLES_IN_FILE"}
     if len(values) != 1 or not needed <= set(sizes):
         raise ValueError(
-            f"model.h does not state {', '.join(sorted(needed - set(sizes))) or 'one type of values'}."
+            "model.h does not state "
+            f"{', '.join(sorted(needed - set(sizes))) or 'one type of values'}."
         )
     facts = {
         "tables": values[0],

@@ -24,8 +24,9 @@ OUTPUTS = ("bits", "votes", "class")
 
 _OR = 0b1110
 _ONLY = (
-    "a circuit is made of Thermometer, LogicGates, SoftLUT, BinaryLUT and LogicConv, and of GroupSum as the last layer. Leave "
-    "out functions that only flatten: a layer takes the bits of the one before it in their order"
+    "a circuit is made of Thermometer, LogicGates, SoftLUT, BinaryLUT and LogicConv, "
+    "and of GroupSum as the last layer. Leave out functions that only flatten: "
+    "a layer takes the bits of the one before it in their order"
 )
 
 
@@ -58,8 +59,8 @@ def circuit_from_layers(
         raise _error(f"outputs is {outputs!r}; expected one of {OUTPUTS}.")
     if outputs != "bits" and votes is None:
         raise _error(
-            f"outputs is {outputs!r}, but the model has no votes; use outputs='bits', or end the list of "
-            "layers with GroupSum."
+            f"outputs is {outputs!r}, but the model has no votes; "
+            "use outputs='bits', or end the list of layers with GroupSum."
         )
     if rows is not None:
         n_bits = stages[0].n_inputs if encoder is None else encoder.n_outputs
@@ -114,7 +115,7 @@ def bits_of(numbers: list[list[Literal]]) -> list[Literal]:
     return [literal for number in numbers for literal in number]
 
 
-# ------------------------------------------------------------------------------------- stages
+# ------------------------------------------------------------------------------------------- stages
 @dataclasses.dataclass(frozen=True)
 class _Thermometer:
     """Comparisons between numbers and thresholds ``[features, thresholds]``, in some dtype.
@@ -261,7 +262,7 @@ def _vote(builder: Builder, bits: list[Literal], k: int, outputs: str) -> None:
     builder.output("y", numbers)
 
 
-# ------------------------------------------------------------------------------------- options
+# ------------------------------------------------------------------------------------------ options
 def _format(inputs: str | Format, encoder: _Thermometer | None) -> Format | None:
     where = f"circuits.from_model: inputs is {inputs!r}"
     if inputs == "bits":
@@ -269,9 +270,10 @@ def _format(inputs: str | Format, encoder: _Thermometer | None) -> Format | None
     if isinstance(inputs, str):
         if "float" in inputs:
             raise ValueError(
-                f"{where}: a circuit has no floating-point numbers. Name a fixed-point format that holds the samples, such "
-                "as 'uint8', or 'fixed12.4' for 12 bits of which 4 are after the point; comparisons with thresholds are "
-                "exact for every number of the format."
+                f"{where}: a circuit has no floating-point numbers. "
+                "Name a fixed-point format that holds the samples, such as 'uint8', "
+                "or 'fixed12.4' for 12 bits of which 4 are after the point; "
+                "comparisons with thresholds are exact for every number of the format."
             )
         inputs = Format.parse(inputs)
     if not isinstance(inputs, Format):
@@ -283,13 +285,14 @@ def _format(inputs: str | Format, encoder: _Thermometer | None) -> Format | None
     largest = int(jnp.finfo(encoder.dtype).nmant) + 1  # type: ignore[no-untyped-call]
     if inputs.bits - inputs.signed > largest:
         raise ValueError(
-            f"{where}: the thermometer compares numbers in {encoder.dtype}, which rounds some of this format; use one of "
-            f"at most {largest} bits, or a wider dtype."
+            f"{where}: the thermometer compares numbers in {encoder.dtype}, "
+            f"which rounds some of this format; use one of at most {largest} bits, "
+            "or a wider dtype."
         )
     return inputs
 
 
-# ------------------------------------------------------------------------------------- models
+# ------------------------------------------------------------------------------------------- models
 def _network(layers: Sequence[Any], n_pixels: int) -> list[Any]:
     """Return the stages of layers; some may already be stages."""
     stages: list[_Stage] = []
@@ -310,8 +313,8 @@ def stages_of_tables(
 ) -> list[Any]:
     """Return the stages of a classifier from its arrays, for `circuit_from_layers`.
 
-    Layers have truth tables ``[gates, 2**inputs]`` and wires ``[gates, inputs]``. Without thresholds
-    ``[features, thresholds]``, samples are bits.
+    Layers have truth tables ``[gates, 2**inputs]`` and wires ``[gates, inputs]``. Without
+    thresholds ``[features, thresholds]``, samples are bits.
     """
     stages: list[_Stage] = []
     n_bits = n_features
@@ -330,7 +333,8 @@ def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
         layer, variables = layer
     if not hasattr(layer, "spec_type"):
         raise TypeError(
-            f"circuits.from_model: {where} is a {type(layer).__name__}, which has no exact circuit: {_ONLY}."
+            f"circuits.from_model: {where} is a {type(layer).__name__}, "
+            f"which has no exact circuit: {_ONLY}."
         )
     if hasattr(layer, "_arrays"):  # NNX, Haiku
         if variables is not None:
@@ -341,8 +345,8 @@ def _spec_and_arrays(where: str, layer: Any) -> tuple[Spec, dict[str, Any]]:
     else:
         if variables is None and layer.scope is None:
             raise _error(
-                f"{where} is a {type(layer).__name__} of Linen without variables; give the pair (layer, "
-                "variables), or layers of model.bind(variables)."
+                f"{where} is a {type(layer).__name__} of Linen without variables; "
+                "give the pair (layer, variables), or layers of model.bind(variables)."
             )
         spec, arrays = layer._spec_and_arrays(layer.variables if variables is None else variables)
     for name, array in arrays.items():

@@ -158,8 +158,9 @@ def _library(
     ):
         if bytes_ > most:
             raise ValueError(
-                f"mcu.write: the circuit of {n:,} operations needs {bytes_:,} bytes of {what}; pointers of {target} reach {most:,}. "
-                "Train a smaller network, or choose another target."
+                f"mcu.write: the circuit of {n:,} operations needs {bytes_:,} bytes of {what}; "
+                f"pointers of {target} reach {most:,}. Train a smaller network, "
+                "or choose another target."
             )
     board, platform, framework, architecture = of.boards
     given = [*sample, *(np.zeros(port.count, int) for port in circuit.inputs[len(sample) :])]
@@ -231,7 +232,7 @@ def random_samples(circuit: Circuit, n: int, seed: int = 0) -> list[np.ndarray]:
     ]
 
 
-# ------------------------------------------------------------------------------------- report
+# ------------------------------------------------------------------------------------------- report
 @dataclasses.dataclass(frozen=True)
 class Report:
     """Circuit costs on a target; formatted as lines of text.
@@ -280,7 +281,10 @@ class Report:
     def __str__(self) -> str:
         of = TARGETS[self.target]
         lines = [
-            f"{self.target}: {self.gates:,} gates, as {self.operations:,} operations on bits ({self.style})"
+            (
+                f"{self.target}: {self.gates:,} gates, as {self.operations:,} operations "
+                f"on bits ({self.style})"
+            )
         ]
         for name, found, most in (("flash", self.flash, of.flash), ("RAM", self.ram, of.ram)):
             if found is not None:
@@ -530,7 +534,7 @@ def _compile(files: Mapping[str, str], name: str, circuit: Circuit, of: Target) 
 _UNWIND = (".ARM.ex", ".eh_frame", ".riscv", ".llvm")
 
 
-# ------------------------------------------------------------------------------------- simulators
+# --------------------------------------------------------------------------------------- simulators
 class _Run(NamedTuple):
     output: bytes
     instructions: int
@@ -547,7 +551,10 @@ def _unsimulated_reason(target: str) -> str | None:
         )
     node = shutil.which("node")
     if node is None:
-        return "node was not found, which runs avr8js; install Node.js, then: npm install --global avr8js"
+        return (
+            "node was not found, which runs avr8js; install Node.js, then: "
+            "npm install --global avr8js"
+        )
     return None if _avr8js(node) else "avr8js was not found: npm install --global avr8js"
 
 

@@ -138,13 +138,14 @@ def step_automaton(
     where = "circuits.step_automaton"
     if circuit.about.get("kind") != "automaton":
         raise ValueError(
-            f"{where}: circuit is of kind {circuit.about.get('kind')!r}; expected an automaton rule, as "
-            "circuits.from_model returns for a LogicCA."
+            f"{where}: circuit is of kind {circuit.about.get('kind')!r}; "
+            "expected an automaton rule, as circuits.from_model returns for a LogicCA."
         )
     channels = circuit.n_outputs
     if state.ndim < 3 or state.shape[-1] != channels:
         raise ValueError(
-            f"{where}: state has shape {list(state.shape)}; expected [..., height, width, {channels}]."
+            f"{where}: state has shape {list(state.shape)}; "
+            f"expected [..., height, width, {channels}]."
         )
     height, width = state.shape[-3:-1]
     bits, around = state.astype(bool), [(0, 0)] * (state.ndim - 3) + [(1, 1), (1, 1), (0, 0)]
@@ -170,7 +171,8 @@ def _layers_of(model: Any) -> list[Any]:
     layers = model if isinstance(model, Sequence) else getattr(model, "layers", None)
     if not isinstance(layers, Sequence) or isinstance(layers, str):
         raise TypeError(
-            f"circuits.from_model: model is a {type(model).__name__}; expected a LogicClassifier, PackedClassifier, LogicTreeNet or LogicCA, "
+            f"circuits.from_model: model is a {type(model).__name__}; "
+            "expected a LogicClassifier, PackedClassifier, LogicTreeNet or LogicCA, "
             "or a list of layers."
         )
     if not layers:

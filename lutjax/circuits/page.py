@@ -109,8 +109,10 @@ def write(
         for name, value in given.items():
             if value is not None and owner != kind:
                 raise _error(
-                    f"{name} is given, which is for {whom}; by its `about` this circuit is shown as kind {kind!r}. "
-                    f"Leave {name} out, or give the circuit an `about` that says what it is, such as {{'image': [8, 8]}}."
+                    f"{name} is given, which is for {whom}; "
+                    f"by its `about` this circuit is shown as kind {kind!r}. "
+                    f"Leave {name} out, or give the circuit an `about` that says what it is, "
+                    "such as {'image': [8, 8]}."
                 )
     data: dict[str, Any] = {
         "kind": kind,
@@ -374,14 +376,15 @@ def _classifier(
     if examples is not None:
         if examples.ndim != 2 or examples.shape[1] != port.count:
             raise _error(
-                f"examples has shape {list(examples.shape)}; expected [examples, {port.count}], one number "
-                "for each input."
+                f"examples has shape {list(examples.shape)}; "
+                f"expected [examples, {port.count}], one number for each input."
             )
         whole = np.asarray(examples, np.float64) * scale
         if not ((whole == np.round(whole)) & (whole >= least) & (whole <= most)).all():
             raise _error(
-                f"examples has numbers that an input of {form} cannot be: they must be multiples of "
-                f"{1 / scale:g} from {least / scale:g} to {most / scale:g}. Round them as the circuit's inputs are."
+                f"examples has numbers that an input of {form} cannot be: "
+                f"they must be multiples of {1 / scale:g} from {least / scale:g} "
+                f"to {most / scale:g}. Round them as the circuit's inputs are."
             )
         rows = whole.astype(np.int64).tolist()
     if labels is not None and len(labels) != n_examples:
@@ -468,33 +471,37 @@ def _lead(kind: str, circuit: Circuit, update_rate: float | int, exported: Circu
     if kind == "classifier":
         n_classes = circuit.about.get("n_classes")
         classes = f"which of {n_classes} classes" if n_classes else "which class"
-        return f"{gates} reads the pixels of a picture and says {classes} it belongs to. Draw, and watch the answer."
-    if kind == "automaton":
-        edge = "The grid is a torus: each edge meets the opposite one." if circuit.about.get("periodic") else (
-            "Cells beyond the edge of the grid are 0."
-        )  # fmt: skip
-        when = "All cells change at once" if update_rate == 1 else (
-            f"In a step each cell changes with a probability of {update_rate:g}"
-        )  # fmt: skip
         return (
-            f"{gates} is the rule of every cell: it reads the {_count(circuit.about['channels'], 'bit')} of the cell and of "
-            f"each of its eight neighbors, and answers with the cell's new bits. {when}. {edge}"
+            f"{gates} reads the pixels of a picture and says {classes} it belongs to. "
+            "Draw, and watch the answer."
+        )
+    if kind == "automaton":
+        edge = "Cells beyond the edge of the grid are 0."
+        if circuit.about.get("periodic"):
+            edge = "The grid is a torus: each edge meets the opposite one."
+        when = "All cells change at once"
+        if update_rate != 1:
+            when = f"In a step each cell changes with a probability of {update_rate:g}"
+        return (
+            f"{gates} is the rule of every cell: "
+            f"it reads the {_count(circuit.about['channels'], 'bit')} of the cell and of each "
+            f"of its eight neighbors, and answers with the cell's new bits. {when}. {edge}"
         )
     if kind == "rows":
         target = circuit.about.get("target")
         what = target if target is not None else "its class" if names else "a number"
         return html.escape(
-            f"{gates} reads {_count(len(circuit.inputs), 'column')} of a table and predicts {what}{': ' * bool(some)}{some}. "
-            "Change the row, and watch the answer."
+            f"{gates} reads {_count(len(circuit.inputs), 'column')} of a table "
+            f"and predicts {what}{': ' * bool(some)}{some}. Change the row, and watch the answer."
         )
     if circuit.about.get("kind") == "classifier" and names:
         return html.escape(
-            f"{gates} tells {len(names)} classes apart: {some}. It reads {_count(circuit.n_inputs, 'bit')}. "
-            "Switch the inputs, and watch the answer."
+            f"{gates} tells {len(names)} classes apart: {some}. "
+            f"It reads {_count(circuit.n_inputs, 'bit')}. Switch the inputs, and watch the answer."
         )
     return (
-        f"{gates} computes {_count(circuit.n_outputs, 'output bit')} from {_count(circuit.n_inputs, 'input bit')}. "
-        "Switch the inputs, and watch the outputs."
+        f"{gates} computes {_count(circuit.n_outputs, 'output bit')} "
+        f"from {_count(circuit.n_inputs, 'input bit')}. Switch the inputs, and watch the outputs."
     )
 
 
@@ -507,7 +514,9 @@ def _gates(kind: str, circuit: Circuit, exported: Circuit) -> str:
     widest = max((len(fanin) for fanin in circuit.fanins), default=0)
     of = {"automaton": " for the cell in the middle of the grid, in the last step"}.get(kind, "")
     return (
-        f"The circuit has {gates_in_words(circuit)}.{of_export} A gate reads at most {_count(widest, 'bit')}, looks its answer up in a "
-        f"table, and answers with one bit; the longest path from an input to an output passes {_count(circuit.depth, 'gate')}. "
+        f"The circuit has {gates_in_words(circuit)}.{of_export} A gate reads "
+        f"at most {_count(widest, 'bit')}, looks its answer up in a table, "
+        "and answers with one bit; the longest path from an input "
+        f"to an output passes {_count(circuit.depth, 'gate')}. "
         f"Each dot is a gate, and is filled if its answer is 1{of}."
     )

@@ -50,8 +50,8 @@ class Format:
             raise ValueError(f"Format: signed is {self.signed!r}; it must be True or False.")
         if self.fraction and self.bits > 53:
             raise ValueError(
-                f"Format: bits is {self.bits} and fraction is {self.fraction}; numbers with a fraction have at most 53 bits, "
-                "which float64 holds."
+                f"Format: bits is {self.bits} and fraction is {self.fraction}; "
+                "numbers with a fraction have at most 53 bits, which float64 holds."
             )
 
     @classmethod
@@ -71,8 +71,9 @@ class Format:
         match = _FORMAT.fullmatch(text) if isinstance(text, str) else None
         if match is None or (match[2] == "fixed") != (match[4] is not None):
             raise ValueError(
-                f"Format.parse: text is {in_a_line(repr(text), 60)}; expected a name such as 'uint8', 'int8', 'ufixed8.4' or "
-                "'fixed8.4': total bits, then fraction bits."
+                f"Format.parse: text is {in_a_line(repr(text), 60)}; "
+                "expected a name such as 'uint8', 'int8', 'ufixed8.4' or 'fixed8.4': total bits, "
+                "then fraction bits."
             )
         return cls(int(match[3]), int(match[4] or 0), signed=not match[1])
 
@@ -110,7 +111,8 @@ class Format:
                 numbers = numbers.astype(np.float64, casting="safe")  # bfloat16 and similar
             except TypeError:
                 raise TypeError(
-                    f"Format.encode: numbers is {describe(numbers)}; expected integers, floating-point numbers or bool."
+                    f"Format.encode: numbers is {describe(numbers)}; "
+                    "expected integers, floating-point numbers or bool."
                 ) from None
         least, largest = whole_range(self)
         if numbers.dtype.kind == "f":
@@ -143,8 +145,9 @@ class Format:
             first, last = self.range
             steps = f"multiples of 1/{2**self.fraction}" if self.fraction else "whole numbers"
             raise ValueError(
-                f"Format.encode: numbers[{', '.join(map(str, at))}] is {numbers[at]}; {self} has {steps} from {first} to "
-                f"{last}. Round and clip the numbers first, or choose another format."
+                f"Format.encode: numbers[{', '.join(map(str, at))}] is {numbers[at]}; "
+                f"{self} has {steps} from {first} to {last}. "
+                "Round and clip the numbers first, or choose another format."
             )
         return codes & np.uint64((1 << self.bits) - 1)
 
@@ -222,7 +225,8 @@ class Port:
             )
         if not isinstance(self.format, Format):
             raise TypeError(
-                f"Port: format is {self.format!r}; expected a Format, such as Format.parse('uint8')."
+                f"Port: format is {self.format!r}; "
+                "expected a Format, such as Format.parse('uint8')."
             )
 
     @property

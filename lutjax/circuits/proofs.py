@@ -374,7 +374,8 @@ class _Export:
         numbers = sum(port.count for port in found.inputs)
         if numbers > sum(sizes):
             raise FailedError(
-                f"{self.circuit_name} has {numbers} numbers of inputs, more than it and {VECTORS} have bytes, {sum(sizes)}; "
+                f"{self.circuit_name} has {numbers} numbers of inputs, "
+                f"more than it and {VECTORS} have bytes, {sum(sizes)}; "
                 "a sample has a number for each"
             )
         return found
@@ -491,14 +492,16 @@ class _Export:
         if self.has_registers() != (self.registers > 0):
             words = {True: "registers", False: "no registers"}
             raise FailedError(
-                f"{self.name}.v has {words[self.has_registers()]}; {MANIFEST} states registers: {self.registers}"
+                f"{self.name}.v has {words[self.has_registers()]}; "
+                f"{MANIFEST} states registers: {self.registers}"
             )
         if found != expected:
             wrong = sorted(
                 name for name in {*found, *expected} if found.get(name) != expected.get(name)
             )
             raise FailedError(
-                f"{self.name}.v declares {wrong[0]} as {found.get(wrong[0])}, expected {expected.get(wrong[0])}"
+                f"{self.name}.v declares {wrong[0]} as {found.get(wrong[0])}, "
+                f"expected {expected.get(wrong[0])}"
             )
         return f"{len(found)} ports"
 
@@ -655,13 +658,15 @@ def _check_answers(found: dict[str, np.ndarray], expected: Any) -> None:
         if name not in found or found[name].shape != np.shape(answers):
             shapes = {name: list(numbers.shape) for name, numbers in found.items()}
             raise FailedError(
-                f"the answers have shapes {shapes}; expected {name} of shape {list(np.shape(answers))}"
+                f"the answers have shapes {shapes}; "
+                f"expected {name} of shape {list(np.shape(answers))}"
             )
         wrong = (found[name] != answers).any(1)
         if wrong.any():
             k = int(wrong.argmax())
             raise FailedError(
-                f"{wrong.sum()} of {_samples(len(answers))} differ; of sample {k}, {name} is {found[name][k].tolist()}, "
+                f"{wrong.sum()} of {_samples(len(answers))} differ; "
+                f"of sample {k}, {name} is {found[name][k].tolist()}, "
                 f"expected {np.asarray(answers[k]).tolist()}"
             )
 
@@ -670,7 +675,8 @@ def _check_circuit(one: Circuit, other: Circuit) -> str:
     n = other.n_inputs
     if (one.n_inputs, one.n_outputs) != (n, other.n_outputs):
         raise FailedError(
-            f"it has {one.n_inputs} bits of inputs and {one.n_outputs} of outputs, expected {n} and {other.n_outputs}"
+            f"it has {one.n_inputs} bits of inputs and {one.n_outputs} of outputs, "
+            f"expected {n} and {other.n_outputs}"
         )
     if n <= MOST_INPUTS:
         bits = (np.arange(max(1 << n, 64))[None] >> np.arange(n)[:, None] & 1).astype(np.uint8)
@@ -717,7 +723,8 @@ def _require_executable(*programs: str | Path) -> Iterator[None]:
         place = tempfile.gettempdir()
         if isinstance(error, PermissionError) and path.is_relative_to(place):
             raise SkippedError(
-                f"no program can be run in {place}; set TMPDIR to a folder that is not mounted noexec"
+                f"no program can be run in {place}; set TMPDIR to a folder that is "
+                "not mounted noexec"
             ) from error
         raise SkippedError(f"{path} cannot be run: {error.strerror}") from error
 

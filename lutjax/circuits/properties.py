@@ -296,7 +296,10 @@ def describe(circuit: Circuit, verdict: Verdict) -> list[str]:
     if taken is None:
         whole = ",".join(_word(a) for a in rows[0])
     return [
-        f"  {', '.join(changed) or 'codes with the same meaning'}: answer {answers[0]} -> {answers[1]}",
+        (
+            f"  {', '.join(changed) or 'codes with the same meaning'}: "
+            f"answer {answers[0]} -> {answers[1]}"
+        ),
         f"  from {whole}",
     ]
 
@@ -307,7 +310,7 @@ def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else f"{value}"
 
 
-# ------------------------------------------------------------------------------------- questions
+# ---------------------------------------------------------------------------------------- questions
 class _Question:
     """A circuit and the answer that a property is about, in literals and in NumPy."""
 
@@ -316,9 +319,10 @@ class _Question:
         if not circuit.n_inputs or not circuit.n_outputs:
             raise ValueError(f"{where}: the circuit is {circuit!r}; expected inputs and outputs.")
         port, about = circuit.outputs[0], circuit.about
+        # One bit for each class is a vote as well.
         self.votes = (
             len(circuit.outputs) == 1 and port.count > 1 and about.get("n_classes") == port.count
-        )  # one bit for each class is a vote as well
+        )
         self.output = "the class" if self.votes or about.get("kind") == "classifier" else port.name
         self.signed = not self.votes and port.format.signed
 
@@ -326,7 +330,8 @@ class _Question:
         ports = self.circuit.outputs
         if not self.votes and (len(ports) > 1 or ports[0].count > 1):
             raise ValueError(
-                f"{self.where}: the outputs are {self.circuit!r}; expected a class or one number. Export with --outputs class."
+                f"{self.where}: the outputs are {self.circuit!r}; expected a class or one number. "
+                "Export with --outputs class."
             )
 
     def bits_of(self, sample: Mapping[str, Any]) -> np.ndarray:
@@ -469,7 +474,7 @@ def _element_names(circuit: Circuit) -> list[str]:
     ]
 
 
-# ------------------------------------------------------------------------------------- two copies
+# --------------------------------------------------------------------------------------- two copies
 @dataclasses.dataclass(frozen=True)
 class _Found:
     status: str
@@ -576,7 +581,7 @@ def _ask_abc(violation: Circuit, seconds: float | int) -> tuple[str, np.ndarray 
     return "refuted", np.array(found, np.uint8), "ABC"
 
 
-# ------------------------------------------------------------------------------------- flips
+# -------------------------------------------------------------------------------------------- flips
 def _flip_circuit(circuit: Circuit, question: _Question, bits: np.ndarray, flips: int) -> Circuit:
     """Return a circuit from flips to 1 if they are few and change the answer."""
     builder = Builder(merge=2)

@@ -24,7 +24,8 @@ GOALS = ("gates", "ands")
 
 _DIVISORS = 96  # maximum candidate nodes for a rebuilt gate
 _WORK = 1e11  # products for an effort of 1
-_SAMPLES = 64  # sampled inputs of each kind for the gate search, before candidates are checked on all inputs
+# Sampled inputs of each kind for the gate search, before candidates are checked on all inputs.
+_SAMPLES = 64
 _OVERHEAD = 300_000  # setup cost of a search, in products
 _AT_ONCE = 6  # maximum replacements tried in a step
 _SEARCHES = 30  # of one step, at most
@@ -72,8 +73,8 @@ def resynthesize(
     where = "resynthesize"
     if circuit.n_inputs > MOST_INPUTS:
         raise ValueError(
-            f"{where}: the circuit has {circuit.n_inputs} inputs; at most {MOST_INPUTS} are supported. "
-            "Call simplify, or lutjax.circuits.abc.optimize."
+            f"{where}: the circuit has {circuit.n_inputs} inputs; "
+            f"at most {MOST_INPUTS} are supported. Call simplify, or lutjax.circuits.abc.optimize."
         )
     if goal not in GOALS:
         raise ValueError(f"{where}: goal is {goal!r}; expected one of {GOALS}.")
@@ -261,7 +262,7 @@ class _Search:
             for where in (on, off)
         ]
         self.work += _OVERHEAD + len(nodes) ** 2 * sum(bits.shape[1] for bits in some)
-        # Keep pairs with separable outputs, by counting the inputs of each kind for each pair output.
+        # Keep pairs with separable outputs, counting the inputs of each kind for each pair output.
         mixed = [np.minimum(one, zero) > 0 for one, zero in zip(*map(_quarters, some), strict=True)]
         first, second = np.nonzero(np.triu(~np.logical_or.reduce(mixed)))
         order = rng.permutation(len(first))

@@ -41,7 +41,8 @@ def run(module: str, testbench: str, *, seconds: float | int = 600) -> Simulatio
     compiler = find()
     if compiler is None:
         raise RuntimeError(
-            "simulate.run: iverilog is not on the path; install Icarus Verilog (Debian, Ubuntu: `apt install iverilog`)."
+            "simulate.run: iverilog is not on the path; "
+            "install Icarus Verilog (Debian, Ubuntu: `apt install iverilog`)."
         )
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

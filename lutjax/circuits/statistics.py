@@ -122,8 +122,8 @@ def _lut6(circuit: Circuit) -> int | None:
     mapped = abc.lut_count(circuit, 6)
     if max(map(len, circuit.fanins), default=0) > 6:
         return mapped
-    # The unmapped gates may be fewer. Some outputs need a table to be inverted: those of inputs, and of gates that
-    # are also an output as they are.
+    # The unmapped gates may be fewer. Some outputs need a table to be inverted: those of inputs,
+    # and of gates that are also an output as they are.
     literals, first = set(circuit.literals), circuit.first_gate
     inverters = sum(k & 1 and k > 1 and (k >> 1 < first or k ^ 1 in literals) for k in literals)
     return min(mapped, len(circuit) + inverters)

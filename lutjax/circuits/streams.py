@@ -103,7 +103,10 @@ def write(
     return _templates.fill_template(
         "stream.v",
         module=name,
-        about=f"// in: {n_in} bits, out: {n_out} bits; a queue of {1 << bits} answers, a latency of {cycles + 1} cycles",
+        about=(
+            f"// in: {n_in} bits, out: {n_out} bits; a queue of {1 << bits} answers, "
+            f"a latency of {cycles + 1} cycles"
+        ),
         ports=",\n".join(f"  {port}" for port in ports),
         in_top=n_in - 1,
         out_top=n_out - 1,

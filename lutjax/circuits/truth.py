@@ -16,9 +16,8 @@ def _low_mask(i: int) -> int:
 
 
 FULL = tuple((1 << (1 << n)) - 1 for n in range(MAX_INPUTS + 1))  # constant 1 over n inputs
-LOW = tuple(
-    tuple(_low_mask(i) & FULL[n] for i in range(n)) for n in range(MAX_INPUTS + 1)
-)  # 1 where input i is 0
+# 1 where input i is 0.
+LOW = tuple(tuple(_low_mask(i) & FULL[n] for i in range(n)) for n in range(MAX_INPUTS + 1))
 
 
 def variable(n: int, i: int) -> int:
@@ -53,9 +52,8 @@ def negate_inverted(table: int, literals: Sequence[int]) -> int:
 def swap(table: int, n: int, i: int, j: int) -> int:
     """Return the table with inputs i < j swapped."""
     move = (1 << j) - (1 << i)
-    mask = (
-        variable(n, i) & LOW[n][j]
-    )  # swap the outputs at i = 1, j = 0 with the outputs at i = 0, j = 1
+    # Swap the outputs at i = 1, j = 0 with the outputs at i = 0, j = 1.
+    mask = variable(n, i) & LOW[n][j]
     changed = (table ^ table >> move) & mask
     return table ^ changed ^ changed << move
 

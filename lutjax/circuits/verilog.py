@@ -198,7 +198,8 @@ def testbench(
     )
     if not rows[0] or len(rows[0]) != len(rows[1]):
         raise ValueError(
-            f"testbench: there are {len(rows[0])} samples and {len(rows[1])} answers; expected as many, and at least one."
+            f"testbench: there are {len(rows[0])} samples and {len(rows[1])} answers; "
+            "expected as many, and at least one."
         )
     n_in, n_out, n = circuit.n_inputs, circuit.n_outputs, len(rows[0])
     control = [f".{name}({name})" for name in CONTROL] if registers else []
@@ -235,8 +236,8 @@ testbench.__test__ = False  # type: ignore[attr-defined]  # pytest would take it
 def _check_registers(caller: str, registers: int) -> None:
     if type(registers) is not int or registers < 0:
         raise ValueError(
-            f"{caller}: registers is {registers!r}; expected an integer: 0 for none, or k for a register after every k "
-            "levels."
+            f"{caller}: registers is {registers!r}; expected an integer: 0 for none, "
+            "or k for a register after every k levels."
         )
 
 
@@ -246,7 +247,8 @@ def _check_names(caller: str, circuit: Circuit, module: str, registers: int) -> 
     for port in (*circuit.inputs, *circuit.outputs):
         if registers and port.name in CONTROL:
             raise ValueError(
-                f"{caller}: port {port.name!r} has the name of an added port ({', '.join(CONTROL)}); rename it."
+                f"{caller}: port {port.name!r} has the name "
+                f"of an added port ({', '.join(CONTROL)}); rename it."
             )
 
 
@@ -288,13 +290,20 @@ def _header(circuit: Circuit, module: str, registers: int) -> list[str]:
                 else ""
             )
             lines.append(
-                f"// {kind} {port.name}: {port.count} {'number' if port.count == 1 else 'numbers'} {port.format}{where}"
+                f"// {kind} {port.name}: "
+                f"{port.count} {'number' if port.count == 1 else 'numbers'} {port.format}{where}"
             )
     if registers:
         cycles = latency(circuit, registers)
         lines += [
-            f"// a register after every {registers} levels: latency {cycles} cycles of clk, a sample in every cycle",
-            "// valid_out is valid_in after that latency; reset is synchronous and clears the valid bits alone",
+            (
+                f"// a register after every {registers} levels: latency {cycles} cycles of clk, "
+                "a sample in every cycle"
+            ),
+            (
+                "// valid_out is valid_in after that latency; "
+                "reset is synchronous and clears the valid bits alone"
+            ),
         ]
     facts = {
         name: fact for name, fact in circuit.about.items() if name not in ("classes", "input_names")

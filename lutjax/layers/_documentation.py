@@ -54,7 +54,8 @@ def method_of(
     summary = (inspect.getdoc(of_spec) or "").partition("\n")[0]
     method.__name__, method.__qualname__ = name, f"{layer_name(spec_type)}.{name}"
     method.__doc__ = f"{summary}\n\nSee `lutjax.layers.nnx.{layer_name(spec_type)}.{name}`."
-    method.__signature__ = inspect.signature(of_spec).replace(parameters=[layer, *others])  # type: ignore[attr-defined]
+    signature = inspect.signature(of_spec).replace(parameters=[layer, *others])
+    method.__signature__ = signature  # type: ignore[attr-defined]
     return method
 
 

@@ -46,7 +46,8 @@ class _ReadSpec(ScoredSpec, TableSpec):
         if self.epsilon or not self.n_anchors:
             name = "epsilon" if self.epsilon else "n_anchors"
             raise self._error(
-                f"{name} is {getattr(self, name)} and read is {self.read!r}; scores have no dead zone, and need at least one comparison."
+                f"{name} is {getattr(self, name)} and read is {self.read!r}; "
+                "scores have no dead zone, and need at least one comparison."
             )
 
     def variables(self) -> tuple[Variable, ...]:
@@ -187,15 +188,17 @@ class SpatialLUTSpec(_ImageSpec):
     def _check_features(self) -> None:
         if not isinstance(self.connectivity, Connectivity):
             raise self._error(
-                f"connectivity is {format_value(self.connectivity)}; expected what lutjax.wiring.projections, window_groups or full returns."
+                f"connectivity is {format_value(self.connectivity)}; "
+                "expected what lutjax.wiring.projections, window_groups or full returns."
             )
 
     def _check_sizes(self) -> None:
         super()._check_sizes()
         if self.read is not None and self.accumulate is not None:
             raise self._error(
-                f"accumulate is {self.accumulate} and read is {self.read!r}; the outputs of groups of scored reads "
-                "are added as floats. Leave out one of the two."
+                f"accumulate is {self.accumulate} and read is {self.read!r}; "
+                "the outputs of groups of scored reads are added as floats. "
+                "Leave out one of the two."
             )
 
     @property
@@ -380,8 +383,9 @@ class ConvLUTSpec(_ReadSpec):
             if size % self.groups:
                 raise self._error(f"groups is {self.groups}; it must divide {name}, {size}.")
         if isinstance(self.pool, str) and self.pool != "all":
-            raise ValueError(
-                f'{self.layer}: pool is {format_value(self.pool)}; expected rows and columns of places, "all" or None.'
+            raise self._error(
+                f"pool is {format_value(self.pool)}; "
+                'expected rows and columns of places, "all" or None.'
             )
         block, places = self._block, self._window_counts
         if block[0] > places[0] or block[1] > places[1]:
@@ -394,8 +398,8 @@ class ConvLUTSpec(_ReadSpec):
     def _check_inputs(self) -> None:
         if self.n_anchors and self.n_inputs < 2:
             raise self._error(
-                f"kernel is {self.kernel} and in_shape is {self.in_shape}, so a window has one value of each group; a "
-                "detector compares two different ones."
+                f"kernel is {self.kernel} and in_shape is {self.in_shape}, "
+                "so a window has one value of each group; a detector compares two different ones."
             )
 
     @property

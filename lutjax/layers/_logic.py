@@ -303,7 +303,8 @@ class _LogicSpec(Spec):
                 same and np.array_equal(ids[:, :width], expected) and (ids[:, width:] == -1).all()
             ):
                 raise self._error(
-                    "readers is not the list of who reads each input through wires; set it to lutjax.readers(wires, inputs) when wires are replaced."
+                    "readers is not the list of who reads each input through wires; "
+                    "set it to lutjax.readers(wires, inputs) when wires are replaced."
                 )
 
     @property
@@ -340,8 +341,9 @@ class WiredSpec(_LogicSpec):
         accumulation(self.layer, self.accumulate)
         if self.accumulate is not None and self.wiring in wiring.LEARNED:
             raise self._error(
-                f"accumulate is {self.accumulate} and wiring is {self.wiring!r}, whose scores are judged by sums of floats; use a wiring that is "
-                "drawn, or leave accumulate out."
+                f"accumulate is {self.accumulate} and wiring is {self.wiring!r}, "
+                "whose scores are judged by sums of floats; "
+                "use a wiring that is drawn, or leave accumulate out."
             )
         if self.wiring in ("windows", "groups"):
             cure = {
@@ -408,8 +410,8 @@ class WiredSpec(_LogicSpec):
         return apply(x)
 
     def _bind(
-        self, op: Op, x: Any, *, deterministic: bool = False, key: Any = None, temperature: Any = None,
-        tables: Any = None, **arrays: Any,
+        self, op: Op, x: Any, *, deterministic: bool = False, key: Any = None,
+        temperature: Any = None, tables: Any = None, **arrays: Any,
     ) -> tuple[Any, Callable[[Any], jax.Array], Any]:  # fmt: skip
         """Return checked inputs, a function that runs the op on inputs, and all arrays that it reads."""
         spec, (table_key, scores_key) = self.with_temperature(temperature), _split(key)
@@ -531,7 +533,8 @@ class LogicGatesSpec(WiredSpec):
         function such as `lutjax.wiring.Windows`. Learned by trained scores: ``"top-k"`` and
         ``"full"``, with one wire per gate input, ``"learnable"``, with mixtures of candidates. See
         docs/logic.md, section 9.
-      candidates, scores_init: candidates per gate input, even for ``"learnable"``; score initializer.
+      candidates, scores_init: candidates per gate input, even for ``"learnable"``; score
+          initializer.
       logits_init: logit initializer; `lutjax.layers.initializers.residual_gates()` by default.
       estimator: relaxation in training. ``"soft"``: gate mixtures. ``"gumbel"``: mixtures with
         Gumbel noise, one sample per call, from the stream ``gates`` in Flax and the key of `apply`
@@ -690,7 +693,8 @@ class LogicRNNSpec(LogicGatesSpec):
         """Return hard network states for 32 sequences per word ``[in_features, length, ...]``."""
         if words.dtype != np.uint32 or words.ndim < 2 or words.shape[0] != self.in_features:
             raise self._error(
-                f"words is {words.dtype}{list(words.shape)}; expected uint32 [{self.in_features}, length, ...]."
+                f"words is {words.dtype}{list(words.shape)}; "
+                f"expected uint32 [{self.in_features}, length, ...]."
             )
         wires, truth = self.truth_tables(arrays)
 

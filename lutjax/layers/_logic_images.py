@@ -105,8 +105,8 @@ class LogicConvSpec(_LogicSpec):
                 setattr(self, name, size)
         if any(p >= k for k, p in zip(pool, around, strict=True)):
             raise self._error(
-                f"pool_padding is {self.pool_padding} and pool is {self.pool}, so a group could have no place; the "
-                "padding must be less than the group."
+                f"pool_padding is {self.pool_padding} and pool is {self.pool}, "
+                "so a group could have no place; the padding must be less than the group."
             )
         if any((n + 2 * p) % k for n, k, p in zip(self.places, pool, around, strict=True)):
             padded = f" with pool_padding {self.pool_padding}" if any(around) else ""
@@ -117,7 +117,8 @@ class LogicConvSpec(_LogicSpec):
             self._require_sizes(1, "channels_per_kernel")
             if self.channels_per_kernel > self.in_shape[2]:
                 raise self._error(
-                    f"channels_per_kernel is {self.channels_per_kernel}; expected at most {self.in_shape[2]}."
+                    f"channels_per_kernel is {self.channels_per_kernel}; "
+                    f"expected at most {self.in_shape[2]}."
                 )
         self._require_one_of("wiring", LEAVES)
         self._require_one_of("parameterization", ("gates", *PARAMETERIZATIONS))
@@ -208,9 +209,8 @@ class LogicConvSpec(_LogicSpec):
             return self._drawn_leaves(key).reshape(shape)
 
         trained = self._nodes()._trained_tables()
-        if (
-            self.wiring == "random" and not self.wires_fan_out
-        ):  # this wiring does not bound the fan-out
+        # This wiring does not bound the fan-out.
+        if self.wiring == "random" and not self.wires_fan_out:
             return Variable("wires", "wires", shape, INT32, draw), trained
         return (*self._wires(self.in_shape[2], shape, self._most_readers(), draw), trained)
 
@@ -255,8 +255,8 @@ class LogicConvSpec(_LogicSpec):
 
     @names_layer
     def run(
-        self, op: Op, x: Any, *, deterministic: bool = False, key: Any = None, temperature: Any = None,
-        **arrays: Any,
+        self, op: Op, x: Any, *, deterministic: bool = False, key: Any = None,
+        temperature: Any = None, **arrays: Any,
     ) -> jax.Array:  # fmt: skip
         """Run `logic_trees`, or trees of tables level by level."""
         tables = (
@@ -299,7 +299,8 @@ class LogicConvSpec(_LogicSpec):
         height, width, channels = self.in_shape
         if words.dtype != np.uint32 or words.shape[:3] != (channels, height, width):
             raise self._error(
-                f"words is {words.dtype}{list(words.shape)}; expected uint32 [{channels}, {height}, {width}, ...]."
+                f"words is {words.dtype}{list(words.shape)}; "
+                f"expected uint32 [{channels}, {height}, {width}, ...]."
             )
 
         def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:

@@ -65,7 +65,8 @@ class LayoutHistory:
 
 def memory_call(
     self: Any, x: Float[Array, "*vectors"], tokens: Int[Array, "*batch length"], *,
-    segments: Int[Array, "*#batch length"] | None = None, history: History | LayoutHistory | None = None,
+    segments: Int[Array, "*#batch length"] | None = None,
+    history: History | LayoutHistory | None = None,
 ) -> Any:  # fmt: skip
     """Return the update to add to token vectors `x`; with a `history` also the next history."""
     return self._run(x, tokens=tokens, segments=segments, history=history)
@@ -76,14 +77,15 @@ class NgramMemorySpec(Spec):
     """Hashed n-gram tables next to attention: the last tokens address rows, and a gate reads them.
 
     Published by Cheng et al., Conditional Memory via Scalable Lookup, 2026, without merged tokens.
-    Add ``y = memory(x, tokens)`` to the token vectors `x`. Each n-gram that ends at a token has a row
-    in ``n = len(orders) * heads`` tables. The concatenated rows are projected to a key and a value.
-    The gate is ``sigmoid(<query, key> / sqrt(features))`` with the query `x`, both divided by their
-    root mean square and scaled. A causal depthwise convolution over gated values, with SiLU, is
-    added. N-grams and convolution stay within a segment; negative ids mark missing tokens.
+    Add ``y = memory(x, tokens)`` to the token vectors `x`. Each n-gram that ends at a token has a
+    row in ``n = len(orders) * heads`` tables. The concatenated rows are projected to a key and a
+    value. The gate is ``sigmoid(<query, key> / sqrt(features))`` with the query `x`, both divided
+    by their root mean square and scaled. A causal depthwise convolution over gated values, with
+    SiLU, is added. N-grams and convolution stay within a segment; negative ids mark missing tokens.
 
     Variables:
-      weights: tables, trained, ``[n, rows, width]``, with a layout ``[1, rows, width]``, normal(0.02).
+      weights: tables, trained, ``[n, rows, width]`` (with a layout ``[1, rows, width]``),
+          normal(0.02).
       key_kernel: trained, ``[n * width, streams * features]``, LeCun normal.
       value_kernel: trained, ``[n * width, features]``, LeCun normal.
       query_scale, key_scale, conv_scale: trained, ``[features]``, or ``[streams, features]``, ones.
@@ -103,8 +105,8 @@ class NgramMemorySpec(Spec):
       placement: ``"device"``, ``"host"`` or a host table; see docs/host-memory.md.
       layout: a published `lutjax.NgramLayout`; replaces `orders`, `rows`, `heads` and `seed`.
       streams: residual streams, vectors ``[..., length, streams, features]`` with shared values.
-      gate: ``"sigmoid"`` of the score, or ``"root"``: of its signed root, with magnitudes of at least
-        1e-3 (for a score of 0, 0.5 with a Qwen layout, and otherwise the sign of 0).
+      gate: ``"sigmoid"`` of the score, or ``"root"``: of its signed root, with magnitudes of at
+          least 1e-3 (for a score of 0, 0.5 with a Qwen layout, and otherwise the sign of 0).
       eps: added to mean squares before the root.
 
     Raises:
@@ -240,11 +242,13 @@ class NgramMemorySpec(Spec):
             require_array(self.layer, name, ids)
             if not jnp.issubdtype(ids.dtype, jnp.integer) or not ids.ndim:
                 raise TypeError(
-                    f"{self.layer}: {name} is {format_value(ids)}; expected integer ids [..., length]."
+                    f"{self.layer}: {name} is {format_value(ids)}; "
+                    "expected integer ids [..., length]."
                 )
         if segments is not None and segments.shape[-1] != tokens.shape[-1]:
             raise self._error(
-                f"segments is {format_value(segments)} and tokens {format_value(tokens)}; expected one id for each token."
+                f"segments is {format_value(segments)} and tokens {format_value(tokens)}; "
+                "expected one id for each token."
             )
 
     def _locate_tokens(self, tokens: Any, segments: Any, history: Any) -> jax.Array:
@@ -291,7 +295,8 @@ class NgramMemorySpec(Spec):
         check_table(self, weights)
         if x.shape[x.ndim - n_vector_axes :] != self._vector:
             raise self._error(
-                f"x has shape {list(x.shape)}; expected [..., length, {self.streams}, {self.features}]."
+                f"x has shape {list(x.shape)}; expected [..., length, {self.streams}, "
+                f"{self.features}]."
             )
         check_one_token_each(self, tokens, x, n_vector_axes)
         dtype = self._resolve_dtype(x)
@@ -408,7 +413,8 @@ def take_layout(spec: Any) -> None:
     for name, value in decided.items():
         if getattr(spec, name) not in (value, defaults[name]):
             raise spec._error(
-                f"{name} is {format_value(getattr(spec, name))}, but the layout has {value}; leave it out."
+                f"{name} is {format_value(getattr(spec, name))}, but the layout has {value}; "
+                "leave it out."
             )
         setattr(spec, name, value)
     if spec.width is None:
@@ -449,7 +455,8 @@ def check_one_token_each(spec: Any, tokens: Any, x: Any, n_vector_axes: int = 1)
     """Raise ValueError unless there is one token for each vector, the last axes of `x`."""
     if tokens.shape != x.shape[: x.ndim - n_vector_axes]:
         raise spec._error(
-            f"tokens has shape {list(tokens.shape)} and x {list(x.shape)}; expected one token per vector."
+            f"tokens has shape {list(tokens.shape)} and x {list(x.shape)}; "
+            "expected one token per vector."
         )
 
 
@@ -474,7 +481,8 @@ def check_placement(spec: Any) -> None:
     spec._require_one_of("placement", PLACEMENTS)
     if spec.placement == "host" and spec.row_axis is not None:
         raise ValueError(
-            f"{spec.layer}: placement is 'host' and row_axis {spec.row_axis!r}; host tables are not sharded."
+            f"{spec.layer}: placement is 'host' and row_axis {spec.row_axis!r}; "
+            "host tables are not sharded."
         )
 
 
@@ -496,8 +504,8 @@ def rows_here(spec: Any, n_rows: int) -> int:
     n_devices = jax.lax.axis_size(spec.row_axis)
     if n_rows % n_devices:
         raise ValueError(
-            f"{spec.layer}: a table has {n_rows} rows, which the {n_devices} devices of the mesh axis {spec.row_axis!r} cannot share evenly; choose a "
-            "multiple."
+            f"{spec.layer}: a table has {n_rows} rows, which the {n_devices} devices "
+            f"of the mesh axis {spec.row_axis!r} cannot share evenly; choose a multiple."
         )
     return n_rows // n_devices
 

@@ -46,16 +46,20 @@ def small_tables(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.floa
 def check_read(layer: str, read: Any) -> None:
     if not isinstance(read, Read):
         raise ValueError(
-            f"{layer}: read is {format_value(read)}; expected one of lutjax.reads, such as Confidence()."
+            f"{layer}: read is {format_value(read)}; "
+            "expected one of lutjax.reads, such as Confidence()."
         )
 
 
 def scalars_of(read: Read) -> tuple[Variable, ...]:
+    def initialize(name: str) -> Callable[[Any], Any]:
+        return lambda key: read.initial()[name]
+
+    # Shapes only: no array is allocated before initialization.
+    scalars = jax.eval_shape(read.initial)
     return tuple(
-        Variable(name, "scalars", (), value.dtype, lambda key, name=name: read.initial()[name])  # type: ignore[misc]
-        for name, value in jax.eval_shape(
-            read.initial
-        ).items()  # no array is allocated before initialization
+        Variable(name, "scalars", (), value.dtype, initialize(name))
+        for name, value in scalars.items()
     )
 
 
@@ -96,7 +100,8 @@ class ScoredSpec(Spec):
             )
         if self.read is None and self.table_dropout:
             raise self._error(
-                f"table_dropout is {self.table_dropout} but read is None; it is of scored reads. lutjax.reads.Hard() reads the same rows."
+                f"table_dropout is {self.table_dropout} but read is None; it is of scored reads. "
+                "lutjax.reads.Hard() reads the same rows."
             )
 
     def _quantized_tables(self, shape: tuple[int, ...]) -> tuple[Variable, Variable]:
@@ -225,8 +230,8 @@ class ProjectionLUTSpec(ScoredSpec):
         check_read(self.layer, self.read)
         if self.bits > MAX_BITS:
             raise self._error(
-                f"bits is {self.bits}, so a table has 2**{self.bits} rows; at most 2**{MAX_BITS} are "
-                "possible. Use fewer bits, and more tables if needed."
+                f"bits is {self.bits}, so a table has 2**{self.bits} rows; "
+                f"at most 2**{MAX_BITS} are possible. Use fewer bits, and more tables if needed."
             )
         self._check_scored()
         accumulation(self.layer, self.accumulate)
@@ -236,12 +241,12 @@ class ProjectionLUTSpec(ScoredSpec):
         if self.width < 2:  # type: ignore[operator]
             raise self._error(f"width is {self.width}; a comparison needs at least 2 inputs.")
         names = {v.name for v in self._arrays_of_layer()}
-        taken = names & set(
-            jax.eval_shape(self.read.initial)
-        )  # checks layer sizes without a device
+        # Checks layer sizes without a device.
+        taken = names & set(jax.eval_shape(self.read.initial))
         if taken:
             raise self._error(
-                f"{self.read!r} has scalars with the names of variables, {sorted(taken)}; rename them."
+                f"{self.read!r} has scalars with the names of variables, {sorted(taken)}; "
+                "rename them."
             )
 
     def _size(self, name: str, features: str, n: int, projected: bool, projection: str) -> None:
@@ -251,8 +256,9 @@ class ProjectionLUTSpec(ScoredSpec):
         self._require_sizes(1, name)
         if not projected and n * getattr(self, name) != total:
             raise self._error(
-                f"{features} is {total} and {projection} is False, so it must be that of {n} heads with "
-                f"{name}={getattr(self, name)}, {n * getattr(self, name)}."
+                f"{features} is {total} and {projection} is False, "
+                f"so it must be that of {n} heads with {name}={getattr(self, name)}, "
+                f"{n * getattr(self, name)}."
             )
 
     @property

@@ -47,9 +47,9 @@ QUANTIZED = "quantised"  # a collection in old checkpoints, hence its spelling
 class Variable:
     """Array stored by a layer, with the same name in every library.
 
-    The kind is ``"params"``, ``"tables"`` or ``"scalars"`` if trained. Never trained: ``"anchors"``,
-    ``"targets"``, ``"wires"`` (ids), ``"thresholds"``, `QUANTIZED` (int8 tables) or ``"keys"``
-    (PRNG keys for host-resident tables).
+    The kind is ``"params"``, ``"tables"`` or ``"scalars"`` if trained. Never trained:
+    ``"anchors"``, ``"targets"``, ``"wires"`` (ids), ``"thresholds"``, `QUANTIZED` (int8 tables) or
+    ``"keys"`` (PRNG keys for host-resident tables).
     """
 
     name: str
@@ -135,7 +135,8 @@ class Spec:
             return HostTable(drawn.shape, drawn.dtype, drawn.initializer, drawn.name)
         if (placement.shape, placement.dtype) != (drawn.shape, np.dtype(drawn.dtype)):
             raise self._error(
-                f"placement is {placement}, {placement.dtype}{list(placement.shape)}; expected a table {np.dtype(drawn.dtype)}{list(drawn.shape)}."
+                f"placement is {placement}, {placement.dtype}{list(placement.shape)}; "
+                f"expected a table {np.dtype(drawn.dtype)}{list(drawn.shape)}."
             )
         return placement
 
@@ -174,7 +175,8 @@ class Spec:
     def _check_shape(self, variable: Variable, array: Any) -> None:
         if np.shape(array) != variable.shape:
             raise self._error(
-                f"{variable.name} has shape {list(np.shape(array))}; expected {list(variable.shape)}."
+                f"{variable.name} has shape {list(np.shape(array))}; "
+                f"expected {list(variable.shape)}."
             )
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
@@ -207,8 +209,9 @@ class Spec:
     def _require_positive(self, name: str) -> None:
         if isinstance(getattr(self, name), jax.core.Tracer):
             raise TypeError(
-                f"{self.layer}: {name} is a traced value, as inside jax.jit; the constructor needs a number. Calls of layers "
-                "of gates take another temperature."
+                f"{self.layer}: {name} is a traced value, as inside jax.jit; "
+                "the constructor needs a number. Calls of layers of gates take another "
+                "temperature."
             )
         if not 0 < getattr(self, name) < float("inf"):
             raise self._error(f"{name} is {getattr(self, name)}; it must be positive and finite.")
@@ -226,7 +229,8 @@ class Spec:
                 raise self._error(f"{name} is {known}; expected one of {FLOATS}.")
             if jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
                 raise self._error(
-                    f"{name} is {jnp.dtype(dtype).name}, which JAX has switched off; switch it on with jax.config.update('jax_enable_x64', True)."
+                    f"{name} is {jnp.dtype(dtype).name}, which JAX has switched off; "
+                    "switch it on with jax.config.update('jax_enable_x64', True)."
                 )
             setattr(self, name, jnp.dtype(dtype))
 
@@ -237,8 +241,9 @@ class Spec:
             return x
         if dtype == np.uint32:
             raise TypeError(
-                f"{self.layer}: x is uint32, as bits packed by lutjax.pack_bits, which lutjax.packed_lut and "
-                "lutjax.models.pack run; give one bit a number (bool, int32 or a float), e.g. lutjax.unpack_bits(x, n)."
+                f"{self.layer}: x is uint32, as bits packed by lutjax.pack_bits, "
+                "which lutjax.packed_lut and lutjax.models.pack run; "
+                "give one bit a number (bool, int32 or a float), e.g. lutjax.unpack_bits(x, n)."
             )
         wanted = getattr(self, "dtype", None) or getattr(self, "param_dtype", jnp.float32)
         return jnp.asarray(x).astype(wanted)
@@ -249,7 +254,8 @@ class Spec:
         dtype = self.param_dtype  # type: ignore[attr-defined]
         if math.prod(shape) > _MOST_NUMBERS:
             raise self._error(
-                f"{name} has shape {list(shape)}, {math.prod(shape):,} numbers; no machine holds so many. Choose smaller sizes."
+                f"{name} has shape {list(shape)}, {math.prod(shape):,} numbers; "
+                "no machine holds so many. Choose smaller sizes."
             )
         return Variable(
             name, kind, shape, dtype, lambda key: init(key, shape, dtype), initializer=init
@@ -311,7 +317,8 @@ def switched_call(self: Any, x: Inputs, *, deterministic: Mode = None) -> Output
 
 def missing_variable_error(layer: str, name: str, hint: str = "") -> ValueError:
     return ValueError(
-        f"{layer}: there is no {name}: the layer was restored without it. Restore all variables, not the trained ones alone; "
+        f"{layer}: there is no {name}: the layer was restored without it. "
+        "Restore all variables, not the trained ones alone; "
         f"others than those of training would be silently wrong.{hint}"
     )
 
@@ -383,7 +390,8 @@ def n_inputs(layer: str, options: Mapping[str, Any], x: Any) -> int | None:
 
 def unknown_inputs(layer: str) -> ValueError:
     return ValueError(
-        f"{layer}: in_features is None, and the number of inputs that init found is not there. Pass in_features, or all variables that init returned."
+        f"{layer}: in_features is None, and the number of inputs that init found is not there. "
+        "Pass in_features, or all variables that init returned."
     )
 
 
@@ -409,8 +417,9 @@ def build(
         )
     if not placed and not owner and any(v.drawn for v in spec.all_variables):
         raise ValueError(
-            f"{spec.layer}: placement is 'host'; layers of Flax Linen and Haiku hold arrays alone: give lutjax.optim.host.HostTables(), which has the "
-            "tables of a model."
+            f"{spec.layer}: placement is 'host'; layers of Flax Linen "
+            "and Haiku hold arrays alone: give lutjax.optim.host.HostTables(), "
+            "which has the tables of a model."
         )
     spec.check(given)
 

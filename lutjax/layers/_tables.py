@@ -74,7 +74,8 @@ class TableSpec(Spec):
         if self.row_bits > MAX_BITS:  # before anything counts the rows
             raise self._error(
                 f"{self._most_bits()}, so a table has 2**{self.row_bits} rows; "
-                f"at most 2**{MAX_BITS} are possible. Use fewer anchors, and more detectors if needed."
+                f"at most 2**{MAX_BITS} are possible. Use fewer anchors, "
+                "and more detectors if needed."
             )
         self._check_sizes()
         self._check_inputs()
@@ -155,7 +156,8 @@ class _TableSpec(TableSpec):
     def _check_inputs(self) -> None:
         if self.n_anchors and self.n_inputs < 2:
             raise self._error(
-                f"in_features is {self.in_features}; a detector compares two different inputs, so there must be at least 2."
+                f"in_features is {self.in_features}; a detector compares two different inputs, "
+                "so there must be at least 2."
             )
 
     @property
@@ -228,8 +230,9 @@ class LUTSpec(_TableSpec):
                 )
         if self.n_anchors and self.n_inputs < 2:
             raise self._error(
-                f"groups is {self.groups} and in_features is {self.in_features}; a detector compares two "
-                "different inputs of its group, so there must be at least 2 for each."
+                f"groups is {self.groups} and in_features is {self.in_features}; "
+                "a detector compares two different inputs of its group, "
+                "so there must be at least 2 for each."
             )
 
     @property
@@ -278,7 +281,8 @@ class _WithTargets(TableSpec):
             self._require_sizes(1, "n_targets")
             if self.n_targets > self.n_outputs:
                 raise self._error(
-                    f"n_targets is {self.n_targets}; there are only {self.n_outputs} outputs to draw from without replacement."
+                    f"n_targets is {self.n_targets}; there are only {self.n_outputs} outputs "
+                    "to draw from without replacement."
                 )
         shape, T, R = self._targets_shape, self.n_tables, 2**self.row_bits
         if shape is not None and (
@@ -308,9 +312,8 @@ class _WithTargets(TableSpec):
         sizes = super().sizes_of(arrays)
         if self._targets_shape is None:
             return sizes
-        sizes.pop(
-            "out_features", None
-        )  # targets choose among them, and do not say how many there are
+        # Targets choose among them, and do not say how many there are.
+        sizes.pop("out_features", None)
         targets = np.shape(arrays["targets"])
         if targets != self._targets_shape:
             sizes.update(n_targets=None, targets_shape=targets)
@@ -399,8 +402,9 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
         sizes = self.n_tables, 2**self.row_bits, self.n_outputs
         if self.edge_sizes is not None and self.edge_sizes[:3] != sizes:
             raise self._error(
-                f"the edges of targets are those of {self.edge_sizes[0]} detectors of {self.edge_sizes[1]} rows and of "
-                f"{self.edge_sizes[2]} outputs; this layer has {sizes[0]}, {sizes[1]} and {sizes[2]}."
+                f"the edges of targets are those of {self.edge_sizes[0]} detectors "
+                f"of {self.edge_sizes[1]} rows and of {self.edge_sizes[2]} outputs; "
+                f"this layer has {sizes[0]}, {sizes[1]} and {sizes[2]}."
             )
 
     @property
@@ -481,8 +485,9 @@ def attention_call(
     by padding, need blocks of their own.
     """
     others = {
-        "segments": segments, "key_segments": key_segments, "query_start": query_start, "key_start": key_start,
-        "block_mask": block_mask, "block_sizes": block_sizes, "block_tables": block_tables, "lengths": lengths,
+        "segments": segments, "key_segments": key_segments, "query_start": query_start,
+        "key_start": key_start, "block_mask": block_mask, "block_sizes": block_sizes,
+        "block_tables": block_tables, "lengths": lengths,
     }  # fmt: skip
     y: jax.Array = self._attend(x, decode, keys=keys, **others)
     return y
@@ -528,14 +533,16 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         if not self.causal and (self.decode or self.window is not None):
             name = "decode" if self.decode else "window"
             raise self._error(
-                f"{name} is {getattr(self, name)} but causal is False, where a query sees every key; leave out {name}, or use causal=True."
+                f"{name} is {getattr(self, name)} but causal is False, "
+                f"where a query sees every key; leave out {name}, or use causal=True."
             )
         if self.pool is not None:
             self._require_sizes(1, "pool")
             if self.decode or not self.causal:
                 name = "decode" if self.decode else "causal"
                 raise self._error(
-                    f"pool is {self.pool} and {name} is {getattr(self, name)}; blocks of keys are pooled in causal calls that are given all keys."
+                    f"pool is {self.pool} and {name} is {getattr(self, name)}; "
+                    "blocks of keys are pooled in causal calls that are given all keys."
                 )
         self._require_one_of("cached", CACHED)
         if self.cached == "counts":
@@ -545,12 +552,14 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             return
         if not self.n_positions:
             raise self._error(
-                f"n_position_bits is {self.n_position_bits} but n_positions is 0; give the "
-                "number of distances that have a position (context - 1), or 0 bits for no positions."
+                f"n_position_bits is {self.n_position_bits} but n_positions is 0; "
+                "give the number of distances that have a position (context - 1), "
+                "or 0 bits for no positions."
             )
         if self.window is not None and self.window > self.n_positions:
             raise self._error(
-                f"window is {self.window} but only {self.n_positions} distances have a position; use a smaller window or a larger n_positions."
+                f"window is {self.window} but only {self.n_positions} distances have a position; "
+                "use a smaller window or a larger n_positions."
             )
 
     def variables(self) -> tuple[Variable, ...]:
@@ -626,7 +635,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         pair = isinstance(blocks, tuple | list) and len(blocks) == 2
         if not (pair and all(isinstance(n, int | np.integer) and n >= 1 for n in blocks)):
             raise self._error(
-                f"blocks is {format_value(blocks)}; expected the number of blocks and the positions of each, both at least 1."
+                f"blocks is {format_value(blocks)}; expected the number of blocks "
+                "and the positions of each, both at least 1."
             )
         if cached == "counts":
             raise self._error(
@@ -671,8 +681,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
 
     @names_layer
     def attend_with_cache(
-        self, arrays: Arrays, cache: Arrays, x: Float[Array, "*batch length inputs"], segments: Any = None,
-        *, block_tables: Any = None, lengths: Any = None, **others: Any,
+        self, arrays: Arrays, cache: Arrays, x: Float[Array, "*batch length inputs"],
+        segments: Any = None, *, block_tables: Any = None, lengths: Any = None, **others: Any,
     ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:  # fmt: skip
         """Attend to all earlier positions in `x` and the cache; return outputs and the latest cache.
 
@@ -740,8 +750,11 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         )
         if places.n_positions < self.capacity:
             raise self._error(
-                f"block_tables is {list(block_tables.shape)} with blocks of {size}, so a sequence has {places.n_positions} places, but a query sees "
-                f"{self.capacity} keys; give tables of at least {-(-self.capacity // size)} entries, -1 where there is no block."
+                f"block_tables is {list(block_tables.shape)} with blocks of {size}, "
+                f"so a sequence has {places.n_positions} places, "
+                f"but a query sees {self.capacity} keys; "
+                f"give tables of at least {-(-self.capacity // size)} entries, "
+                "-1 where there is no block."
             )
         self._check_one_segment(segments, "a pool of blocks")
         of_queries = self._segments_of(segments, tuple(batch), length)
@@ -763,9 +776,10 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             axes = zip(reversed(value.shape), reversed(shape), strict=False)
             fits = value.ndim <= len(shape) and all(a in (1, b) for a, b in axes)
             if not fits or not n_entries:
+                sizes = [*map(str, batch), *["entries"] * (name == "block_tables")]
                 raise self._error(
-                    f"{name} is {value.dtype}{list(value.shape)}; expected [{', '.join(map(str, batch))}"
-                    f"{', entries' if name == 'block_tables' else ''}], one of each sequence."
+                    f"{name} is {value.dtype}{list(value.shape)}; "
+                    f"expected [{', '.join(sizes)}], one of each sequence."
                 )
             value = as_int32(value)
             value = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
@@ -775,8 +789,9 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     def _check_one_segment(self, segments: Any, what: str) -> None:
         if segments is not None and is_concrete(segments) and np.any(np.asarray(segments) > 0):
             raise self._error(
-                f"segments has ids up to {np.max(np.asarray(segments))}; {what} holds keys of segment 0 alone, with "
-                "negative ids for padding. Use a cache of ids of its own for each sequence."
+                f"segments has ids up to {np.max(np.asarray(segments))}; "
+                f"{what} holds keys of segment 0 alone, with negative ids for padding. "
+                "Use a cache of ids of its own for each sequence."
             )
 
     def _segments_of(self, segments: Any, batch: tuple[int, ...], length: int) -> jax.Array:
@@ -795,7 +810,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         counts, expected = cache["cached_counts"], (*batch, n_detectors, 2**self.n_anchors)
         if counts.shape != expected or counts.dtype != jnp.int32:
             raise self._error(
-                f"cached_counts is {counts.dtype}{list(counts.shape)}; these inputs need int32{list(expected)}. Make the cache for this batch."
+                f"cached_counts is {counts.dtype}{list(counts.shape)}; "
+                f"these inputs need int32{list(expected)}. Make the cache for this batch."
             )
         of_queries = self._segments_of(segments, tuple(batch), length)
         self._check_one_segment(segments, "a cache of counts")
@@ -818,16 +834,16 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             found, expected = cache[name], (*places, chunk[name].shape[-1])
             if found.shape != expected or found.dtype != dtype:
                 raise self._error(
-                    f"{name} is {found.dtype}{list(found.shape)}; these inputs need {dtype}{list(expected)}. "
-                    f"Make the cache for this {of}."
+                    f"{name} is {found.dtype}{list(found.shape)}; "
+                    f"these inputs need {dtype}{list(expected)}. Make the cache for this {of}."
                 )
         return kept
 
     @names_layer
     def run(
         self, op: Op, x: Any, keys: Any = None, *, segments: Any = None, key_segments: Any = None,
-        query_start: Any = None, key_start: Any = None, block_mask: Any = None, block_sizes: Any = None,
-        block_tables: Any = None, lengths: Any = None, **arrays: Any,
+        query_start: Any = None, key_start: Any = None, block_mask: Any = None,
+        block_sizes: Any = None, block_tables: Any = None, lengths: Any = None, **arrays: Any,
     ) -> jax.Array:  # fmt: skip
         """Attend without a cache; the op runs on a sequence that attends to itself."""
         for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
@@ -954,7 +970,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             return weights, positions
         if n_keys > self.n_positions + 1:
             raise self._error(
-                f"there are {n_keys} keys, but n_positions is {self.n_positions}, for at most one more; use a larger n_positions."
+                f"there are {n_keys} keys, but n_positions is {self.n_positions}, "
+                "for at most one more; use a larger n_positions."
             )
         return weights, positions[self.n_positions + 1 - n_keys :]
 

@@ -70,9 +70,8 @@ class ResidualTable:
     ) -> jax.Array:
         p = self.probability
         logit = math.log(p / (1 - p))
-        if (
-            self.parameterization == "walsh"
-        ):  # the negated first input, as -1 or 1, has one Walsh coefficient
+        # The negated first input, as -1 or 1, has one Walsh coefficient.
+        if self.parameterization == "walsh":
             return jnp.zeros(shape, dtype).at[..., 1].set(logit)
         value = logit if self.parameterization == "light" else 2 * p - 1
         row = np.where(np.arange(shape[-1]) % 2 == 1, value, -value)
@@ -134,6 +133,7 @@ def residual_table(
     p = _probability("residual_table", probability)
     if parameterization not in ("light", "walsh", "raw"):
         raise ValueError(
-            f"residual_table: parameterization is {parameterization!r}; expected 'light', 'walsh' or 'raw'."
+            f"residual_table: parameterization is {parameterization!r}; "
+            "expected 'light', 'walsh' or 'raw'."
         )
     return ResidualTable(p, parameterization)

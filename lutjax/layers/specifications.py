@@ -20,6 +20,8 @@ from lutjax.layers._spec import QUANTIZED, Initializer, Spec, arguments, missing
 from lutjax.layers._tables import LUTAttentionSpec, LUTPairAttentionSpec, LUTSpec
 
 __all__ = [
-    "GRADIENTS", "LEAVES", "QUANTIZED", "GroupSumSpec", "History", "Initializer", "LUTAttentionSpec", "LUTPairAttentionSpec", "LUTSpec", "LogicConvSpec", "LogicGatesSpec", "LogicRNNSpec",
-    "NgramMemorySpec", "ProjectionLUTSpec", "SoftLUTSpec", "Spec", "ThermometerSpec", "WiredSpec", "arguments", "missing_variable_error", "truth_of",
+    "GRADIENTS", "LEAVES", "QUANTIZED", "GroupSumSpec", "History", "Initializer",
+    "LUTAttentionSpec", "LUTPairAttentionSpec", "LUTSpec", "LogicConvSpec", "LogicGatesSpec",
+    "LogicRNNSpec", "NgramMemorySpec", "ProjectionLUTSpec", "SoftLUTSpec", "Spec",
+    "ThermometerSpec", "WiredSpec", "arguments", "missing_variable_error", "truth_of",
 ]  # fmt: skip

@@ -164,7 +164,8 @@ class Optimizer:
             unknown = sorted(set(names) - set(split.tables))
             if unknown:
                 raise ValueError(
-                    f"Optimizer: {what} names {unknown}; the tables are {sorted(split.tables) or 'none'}."
+                    f"Optimizer: {what} names {unknown}; "
+                    f"the tables are {sorted(split.tables) or 'none'}."
                 )
         for name in self.rates:
             self._rates_of(name, split.tables[name])
@@ -238,7 +239,8 @@ class Optimizer:
         }
 
         def rest_spec(path: tuple[Any, ...], array: Any) -> PartitionSpec:
-            # Optax keeps copies of the parameter tree, so a state path ends with the path of its parameter.
+            # Optax keeps copies of the parameter tree, so a state path ends with the path of its
+            # parameter.
             ends = (path[first:] for first in range(len(path) + 1))
             param, spec = next((others[end] for end in ends if end in others), (None, None))
             if param is None or spec is None or len(array.shape) != len(param.shape):
@@ -358,7 +360,8 @@ class Optimizer:
         unknown = sorted(set(rows or ()) - set(split.tables))
         if unknown:
             raise ValueError(
-                f"Optimizer.current: rows names {unknown}; the tables are {sorted(split.tables) or 'none'}."
+                f"Optimizer.current: rows names {unknown}; "
+                f"the tables are {sorted(split.tables) or 'none'}."
             )
         found = {name: (table, state.rows[name]) for name, table in split.tables.items()}
         for name in split.tables if rows is None else rows:

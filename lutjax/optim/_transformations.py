@@ -81,7 +81,8 @@ def row_transform(
     """
     if not isinstance(rule, RowRule):
         raise TypeError(
-            f"row_transform: rule is {format_value(rule)}; expected a row rule, such as optim.RowAdagrad()."
+            f"row_transform: rule is {format_value(rule)}; "
+            "expected a row rule, such as optim.RowAdagrad()."
         )
 
     def init(params: optax.Params) -> RowTransformState:

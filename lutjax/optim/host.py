@@ -267,9 +267,8 @@ class RowPrefetcher:
         free = self._buffers.setdefault((shape, dtype, driver is not None), [])
         memory = free.pop() if free else None
         if memory is None and driver is not None:
-            with contextlib.suppress(
-                _registered.RegistrationError
-            ):  # copies from and to other memory are slower
+            # Copies from and to other memory are slower.
+            with contextlib.suppress(_registered.RegistrationError):
                 memory = _registered.allocate_registered(shape, dtype, driver)
         if memory is None:
             memory = np.empty(shape, dtype)
@@ -380,9 +379,8 @@ class ShardedHostTable:
         found = {}
         for name, a in batch.rows.items():
             n_reads = math.prod(batch.ids[name].shape[::2])
-            of_all = a.reshape(self._n, -1, *a.shape[1:]).sum(
-                0, dtype=a.dtype
-            )  # [devices of a process, ...]
+            # [devices of a process, ...].
+            of_all = a.reshape(self._n, -1, *a.shape[1:]).sum(0, dtype=a.dtype)
             found[name] = jnp.moveaxis(of_all, 0, 1).reshape(a.shape[1], -1, a.shape[3])[
                 :, :n_reads
             ]

@@ -44,7 +44,9 @@ class Codec:
             )
         if self.width < 1 or (self.has_blocks and self.width % BLOCK):
             raise ValueError(
-                f"HostTable.mapped: width is {self.width}; {self.name} needs a positive {f'multiple of {BLOCK}' if self.has_blocks else 'number'}."
+                f"HostTable.mapped: width is {self.width}; "
+                f"{self.name} needs a positive "
+                f"{f'multiple of {BLOCK}' if self.has_blocks else 'number'}."
             )
 
     @property

@@ -33,8 +33,9 @@ class MappedTable(HostTable):
     """A table ``[1, rows, width]`` over read-only maps of published files.
 
     `fetch` copies the bytes of each row once per batch, and the device decodes them: `gather`
-    returns the same float32 values. If rows change, `fetch` returns them too. `update` keeps the updated rows, float32, and their optimizer
-    state in memory of their own, and `save` writes them as an overlay. The files never change.
+    returns the same float32 values. If rows change, `fetch` returns them too. `update` keeps the
+    updated rows, float32, and their optimizer state in memory of their own, and `save` writes them
+    as an overlay. The files never change.
 
     A program that reads a table on a GPU waits for the CPU at each read. Use
     `lutjax.optim.host.RowPrefetcher` where ids are known ahead.
@@ -71,7 +72,8 @@ class MappedTable(HostTable):
         if codec == "e4m3":
             if len(scales) != 1:
                 raise ValueError(
-                    f"HostTable.mapped: scales has {len(scales)} tensors; e4m3 needs the scale of the table."
+                    f"HostTable.mapped: scales has {len(scales)} tensors; "
+                    "e4m3 needs the scale of the table."
                 )
             scale, scales = read_scale(scales[0]), ()
         self._base = MappedRows(parts, Codec(codec, width, scale), scales, base)
@@ -82,7 +84,8 @@ class MappedTable(HostTable):
             layout.n_rows > self._base.n_rows or wanted not in (None, width)
         ):
             raise ValueError(
-                f"HostTable.mapped: layout has {layout.n_rows:,} rows of width {wanted}; the files have {self._base.n_rows:,} of width {width}."
+                f"HostTable.mapped: layout has {layout.n_rows:,} rows of width {wanted}; "
+                f"the files have {self._base.n_rows:,} of width {width}."
             )
         self.overlays: tuple[Overlay, ...] = ()
         self._merged = np.empty((0, width), np.float32)  # rows of the overlays
@@ -126,7 +129,8 @@ class MappedTable(HostTable):
         """Raise ValueError for several processes, which must read a mapped table each on its own."""
         if n_processes > 1:
             raise ValueError(
-                f"the table {self.name} lies in mapped files, which {n_processes} processes cannot divide: train it in one process."
+                f"the table {self.name} lies in mapped files, "
+                f"which {n_processes} processes cannot divide: train it in one process."
             )
         super().share(process, n_processes, mesh)
 
@@ -173,9 +177,8 @@ class MappedTable(HostTable):
             return np.zeros(n_rows, np.int32)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         memory = mmap.mmap(-1, 4 * n_rows, flags=flags)
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # a huge page would hold few updated rows
+        # A huge page would hold few updated rows.
+        with contextlib.suppress(OSError, AttributeError):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         return np.frombuffer(memory, np.int32)
 
@@ -202,7 +205,8 @@ class MappedTable(HostTable):
         self._check_stack()
         if not self._is_wide:
             raise ValueError(
-                f"the table {self.name} was created without overlays, so programs expect rows of the files: create it with overlays=[...]."
+                f"the table {self.name} was created without overlays, "
+                "so programs expect rows of the files: create it with overlays=[...]."
             )
         self.overlays = (*self.overlays, overlay)
         self._number_rows()
@@ -217,7 +221,8 @@ class MappedTable(HostTable):
         wanted = Path(folder).absolute()
         if wanted not in (names := [overlay.folder.absolute() for overlay in self.overlays]):
             raise ValueError(
-                f"the table {self.name} has no overlay {folder}; it has {format_value(list(map(str, names)))}."
+                f"the table {self.name} has no overlay {folder}; "
+                f"it has {format_value(list(map(str, names)))}."
             )
         at = len(names) - 1 - names[::-1].index(wanted)
         self.overlays = self.overlays[:at] + self.overlays[at + 1 :]
@@ -226,7 +231,8 @@ class MappedTable(HostTable):
     def _check_stack(self) -> None:
         if self._n_updated:
             raise ValueError(
-                f"the table {self.name} has {self._n_updated:,} updated rows, computed from the overlays: save them, or discard them with draw()."
+                f"the table {self.name} has {self._n_updated:,} updated rows, "
+                "computed from the overlays: save them, or discard them with draw()."
             )
 
     def _check_origin(self, overlay: Overlay) -> None:
@@ -235,7 +241,8 @@ class MappedTable(HostTable):
         layout = overlay.about.get("layout")
         if None not in (layout, self.layout) and layout != self.layout:
             raise OverlayError(
-                f"the overlay {overlay.folder} belongs to the layout {layout}, not to {self.layout} of the table {self.name}."
+                f"the overlay {overlay.folder} belongs to the layout {layout}, "
+                f"not to {self.layout} of the table {self.name}."
             )
 
     @property
@@ -385,13 +392,16 @@ class MappedTable(HostTable):
         below = [each.digest for each in self.overlays]
         if overlay.about.get("below", []) != below:
             raise OverlayError(
-                f"{folder} continues from the overlays {format_value(overlay.about.get('below'))}; the table {self.name} has {format_value(below)}."
+                f"{folder} continues from the overlays "
+                f"{format_value(overlay.about.get('below'))}; "
+                f"the table {self.name} has {format_value(below)}."
             )
         for name, a in self._arrays().items():
             saved, wanted = overlay.arrays.get(name), (len(overlay.ids), a.shape[2])
             if saved is None or saved.shape != wanted or saved.dtype != a.dtype:
                 raise OverlayError(
-                    f"{folder} has no {name} {a.dtype}{list(wanted)}, which the table {self.name} needs."
+                    f"{folder} has no {name} {a.dtype}{list(wanted)}, "
+                    f"which the table {self.name} needs."
                 )
         self._forget()
         n = len(overlay.ids)

@@ -80,7 +80,8 @@ class MappedRows:
         counts = [int(starts[-1]) for starts in self._starts]
         if len(set(counts)) > 1:
             raise TensorFileError(
-                f"{self._given[0][0][0]}: there are {counts[0]:,} rows and scales for {counts[1]:,}; expected one for each."
+                f"{self._given[0][0][0]}: there are {counts[0]:,} rows and scales "
+                f"for {counts[1]:,}; expected one for each."
             )
         self.n_rows, self._files = counts[0], list(files.values())
         samples = max(_SAMPLED // sum(map(len, found)), 2)
@@ -132,10 +133,12 @@ class MappedRows:
                     "size",
                 )
                 raise TensorFileError(
-                    f"{b['file']}: {owner} belongs to other base files: {what} is {b[what]}, not {a.get(what)}. Use the files with which it was made."
+                    f"{b['file']}: {owner} belongs to other base files: {what} is {b[what]}, "
+                    f"not {a.get(what)}. Use the files with which it was made."
                 )
         raise TensorFileError(
-            f"{self._given[0][0][0]}: {owner} belongs to another table: its digest is {identify(expected)}, not {self.digest}."
+            f"{self._given[0][0][0]}: {owner} belongs to another table: "
+            f"its digest is {identify(expected)}, not {self.digest}."
         )
 
     def gather(self, ids: np.ndarray, out: np.ndarray) -> None:
@@ -179,7 +182,8 @@ def read_scale(part: tuple[str | os.PathLike[str], str]) -> float:
         2 if tensor.dtype == "BF16" else 4
     ):
         raise TensorFileError(
-            f"{file.path}: {part[1]} is {tensor.dtype}{list(tensor.shape)}; expected one BF16 or F32 element."
+            f"{file.path}: {part[1]} is {tensor.dtype}{list(tensor.shape)}; "
+            "expected one BF16 or F32 element."
         )
     found = file.map[tensor.offset : tensor.offset + tensor.n_bytes]
     return float(np.frombuffer(found.rjust(4, b"\0"), "<f4")[0])
@@ -201,7 +205,8 @@ def _rows_of(file: TensorFile, tensor: Tensor, name: str, codec: Codec, role: in
     length = codec.lengths[role]
     if len(tensor.shape) != 2 or tensor.shape[1] != length or tensor.dtype not in dtypes:
         raise TensorFileError(
-            f"{file.path}: {name} is {tensor.dtype}{list(tensor.shape)}; the codec {codec.name} of width {codec.width} needs {dtypes[0]}[rows, {length}]."
+            f"{file.path}: {name} is {tensor.dtype}{list(tensor.shape)}; "
+            f"the codec {codec.name} of width {codec.width} needs {dtypes[0]}[rows, {length}]."
         )
     n_bytes = tensor.n_bytes
     return np.frombuffer(file.map, np.uint8, n_bytes, tensor.offset).reshape(tensor.shape[0], -1)

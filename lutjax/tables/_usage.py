@@ -156,9 +156,8 @@ def _names(arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
     for argument in arguments:
         for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            found.append(
-                (name.removesuffix("/value"), leaf)
-            )  # what Flax NNX calls the array of a variable
+            # What Flax NNX calls the array of a variable.
+            found.append((name.removesuffix("/value"), leaf))
     return found
 
 
@@ -213,9 +212,8 @@ def _count_rows(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
     call = call.row_call()
     weights = getattr(call, str(call.table_name))
     dtype = weights.dtype if weights.dtype.name in FLOATS else jnp.float32  # tables of integers
-    weights = _compat.cast_varying(
-        jnp.zeros(weights.shape, dtype), axes
-    )  # their shape: no memory in the end
+    # Their shape: no memory in the end.
+    weights = _compat.cast_varying(jnp.zeros(weights.shape, dtype), axes)
     call, cotangent = fold_call(
         call.replace(**{str(call.table_name): weights}), jnp.zeros_like(output, dtype=dtype)
     )

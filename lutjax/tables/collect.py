@@ -114,7 +114,8 @@ def value_and_grad(
         for name in names.values():
             if name not in found:
                 raise TableUseError(
-                    f"the host-resident table {name} is not read by the loss: remove it from `host`."
+                    f"the host-resident table {name} is not read by the loss: "
+                    "remove it from `host`."
                 )
         of_params = frozenset(found) - frozenset(names.values())
         split = Split(params, of_params if tables is None else tables)
@@ -129,9 +130,8 @@ def value_and_grad(
             }
             watch = Watch(guarded, taps, names)
             result = watch_reads(split.join(others, guarded), watch)
-            split.check_look_ups(
-                watch
-            )  # again: outside of jit, more than in there makes another array
+            # Again: outside of jit, more than in there makes another array.
+            split.check_look_ups(watch)
             value, aux = result if has_aux else (result, None)
             look_ups = {name: read.call for name, read in watch.look_ups.items()}
             return value, (aux, look_ups, watch.factors, watch.ids)
@@ -204,7 +204,8 @@ class Split:
         leaves, structure = jax.tree.flatten(gradients, is_leaf=is_factored)
         if structure != self._structure:  # type: ignore[operator]
             raise ValueError(
-                f"the gradients have the structure {structure}; the parameters have {self._structure}."
+                f"the gradients have the structure {structure}; "
+                f"the parameters have {self._structure}."
             )
         others, of_tables = [], {}
         for name, gradient in zip(self._names, leaves, strict=True):
@@ -227,10 +228,8 @@ class Split:
         for name, table in self.tables.items():
             if name in watch.look_ups:
                 continue
-            shapes = (
-                table.shape,
-                table.shape[1:],
-            )  # of a table, and of one that a scan or vmap divides
+            # Of a table, and of one that a scan or vmap divides.
+            shapes = (table.shape, table.shape[1:])
             inside = {inner for shape, inner in watch.unknown if shape in shapes}
             if True in inside:
                 raise TableUseError(
@@ -303,9 +302,8 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
     def split_batch(a: jax.Array) -> jax.Array:
         return a.reshape(count, a.shape[0] // count, *a.shape[1:])
 
-    def spec_of_parts(
-        a: jax.Array,
-    ) -> PartitionSpec:  # each part lies on all devices, as the batch did
+    # Each part lies on all devices, as the batch did.
+    def spec_of_parts(a: jax.Array) -> PartitionSpec:
         return PartitionSpec(None, *_meshes.spec_of(a))
 
     def accumulate_gradients(params: Any, batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:

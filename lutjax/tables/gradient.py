@@ -128,7 +128,8 @@ class TableGradient:
         unknown = sorted(set(axes) - set(here))
         if unknown:
             raise ValueError(
-                f"TableGradient.gathered: axes is {axes}; this shard_map has the mesh axes {tuple(here)}."
+                f"TableGradient.gathered: axes is {axes}; "
+                f"this shard_map has the mesh axes {tuple(here)}."
             )
         # Without tracking, every array with a batch may differ.
         untracked = _compat.untracked_axes()
@@ -154,9 +155,8 @@ class TableGradient:
             jnp.asarray(self.after),
         )
         after = jax.lax.psum(after, gather(after)) if gather(after) else after
-        if (
-            factor is not None and not jnp.ndim(factor) and gather(jnp.asarray(factor))
-        ):  # each device has its own
+        # Each device has its own.
+        if factor is not None and not jnp.ndim(factor) and gather(jnp.asarray(factor)):
             cotangent, factor = cotangent * jnp.asarray(factor, cotangent.dtype), None
         sequence_axis = getattr(call, "sequence_axis", None)
         if sequence_axis in axes:
@@ -298,12 +298,8 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "matmul"):
     setattr(TableGradient, f"__{_name}__", _make_refusal(f"__{_name}__"))
     setattr(TableGradient, f"__r{_name}__", _make_refusal(f"__r{_name}__"))
 
-_DATA = (
-    "sealed",
-    "look_up",
-    "factor",
-    "after",
-)  # the leaf without arithmetic first, so that its error is the one raised
+# The leaf without arithmetic first, so that its error is the one raised.
+_DATA = ("sealed", "look_up", "factor", "after")
 _META = ("shape", "dtype", "axes", "is_gathered")
 
 

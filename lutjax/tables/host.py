@@ -140,7 +140,8 @@ class HostTable:
         """
         if self.shape[1] < n_processes:
             raise ValueError(
-                f"the table {self.name} has {self.shape[1]} rows, fewer than the {n_processes} processes."
+                f"the table {self.name} has {self.shape[1]} rows, "
+                f"fewer than the {n_processes} processes."
             )
         owners = [device.process_index for device in mesh.devices.flat]
         counts = [owners.count(owner) for owner in dict.fromkeys(owners)]
@@ -153,7 +154,8 @@ class HostTable:
         rows = range(*(self.shape[1] * i // n_processes for i in (process, process + 1)))
         if self.weights is not None and rows != self.rows:
             raise ValueError(
-                f"the table {self.name} already exists: call share(process, n_processes, mesh) first."
+                f"the table {self.name} already exists: call share(process, n_processes, mesh) "
+                "first."
             )
         self.rows, self._mesh, self._n_local = rows, mesh, mesh.size // n_processes
 
@@ -380,7 +382,8 @@ class HostTable:
         weights = self._local_weights()
         if index.ndim != 3 or index.shape[1] != len(weights):
             raise ValueError(
-                f"HostTable: index is {format_value(index)}; expected integer ids [n, {len(weights)}, ways]."
+                f"HostTable: index is {format_value(index)}; "
+                f"expected integer ids [n, {len(weights)}, ways]."
             )
         n, _, ways = index.shape
         found = (
@@ -444,8 +447,8 @@ class HostTable:
     ) -> tuple[Float[jax.Array, "tables reads numbers"], Int[jax.Array, "*batch tables ways"]]:
         """Return a device table with the addressed rows, and the ids of the same rows in it.
 
-        The rows come from an enclosing `provide_rows` block, if any. Otherwise a jitted function on an
-        NVIDIA GPU with Triton reads them directly: the rows are locked in memory when the first
+        The rows come from an enclosing `provide_rows` block, if any. Otherwise a jitted function on
+        an NVIDIA GPU with Triton reads them directly: the rows are locked in memory when the first
         such function is traced. Any other device waits for the CPU to gather them.
         """
         n_tables, _, width = self.shape
@@ -647,7 +650,10 @@ class HostTable:
                         else f"the GPU does not read host memory: {error}."
                     )
                     warnings.warn(
-                        f"{reason} Until then, programs wait for the CPU, up to a third of a millisecond per read.",
+                        (
+                            f"{reason} Until then, programs wait for the CPU, "
+                            "up to a third of a millisecond per read."
+                        ),
                         stacklevel=2,
                     )
             return self._cell is not None
@@ -663,7 +669,8 @@ class HostTable:
         rows = self.weights
         if rows is not None and (rows.shape, rows.dtype) != (self.shape, self.dtype):
             raise ValueError(
-                f"HostTable: weights is {format_value(rows)}; expected {self.dtype}{list(self.shape)}."
+                f"HostTable: weights is {format_value(rows)}; "
+                f"expected {self.dtype}{list(self.shape)}."
             )
         try:
             if (
@@ -671,9 +678,8 @@ class HostTable:
                 and rows is not None
                 and not self._cell.has_locked(rows)
             ):
-                self._require(
-                    self.nbytes, "all of its rows in locked memory"
-                )  # also those that never moved
+                # Also those that never moved.
+                self._require(self.nbytes, "all of its rows in locked memory")
             self._cell.point(rows)
         except _registered.RegistrationError as error:
             raise HostMemoryError(
@@ -757,9 +763,8 @@ class HostTable:
             sealed=pad_array(np.asarray(gradient.cotangent), 2),
             shape=compact["weights"].shape,
         )
-        kernel_registry.follow_coroutine(
-            traced=False
-        )  # before jit asks for its key, in whatever thread this is
+        # Before jit asks for its key, in whatever thread this is.
+        kernel_registry.follow_coroutine(traced=False)
         with jax.default_device(cpu()):
             moved, state = _updated_rows(
                 compact.pop("weights"), compact, local, step.rate, self.rule
@@ -780,7 +785,8 @@ class HostTable:
             raise ValueError(f"the table {self.name} has no update rule: call start(rule).")
         if gradient.shape != self.shape:
             raise ValueError(
-                f"HostTable: the gradient has shape {list(gradient.shape)}; expected {list(self.shape)}."
+                f"HostTable: the gradient has shape {list(gradient.shape)}; "
+                f"expected {list(self.shape)}."
             )
         gradient = open_gradient(gradient)
         for a in jax.tree.leaves(gradient):
@@ -901,7 +907,8 @@ class HostTable:
             saved = read(name)
             if saved.shape != (len(ids), a.shape[-1]) or saved.dtype != a.dtype:
                 raise ValueError(
-                    f"{folder} has {name} {saved.dtype}{list(saved.shape)}; the table {self.name} needs {a.dtype}{[len(ids), a.shape[-1]]}."
+                    f"{folder} has {name} {saved.dtype}{list(saved.shape)}; "
+                    f"the table {self.name} needs {a.dtype}{[len(ids), a.shape[-1]]}."
                 )
             flat = a.reshape(-1, a.shape[-1])
 

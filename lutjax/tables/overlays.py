@@ -98,7 +98,8 @@ def read_overlay(folder: str | os.PathLike[str]) -> Overlay:
             raise ValueError("ids.npy holds no increasing row ids of the table")
         if (found["rows"].shape, found["rows"].dtype) != ((len(ids), width), np.float32):
             raise ValueError(
-                f"rows.npy is {found['rows'].dtype}{list(found['rows'].shape)}, not float32{[len(ids), width]}"
+                f"rows.npy is {found['rows'].dtype}{list(found['rows'].shape)}, "
+                f"not float32{[len(ids), width]}"
             )
     except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
         raise OverlayError(f"the overlay {folder} is damaged: {in_a_line(error)}.") from error
@@ -127,12 +128,18 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     base = found["base"]
     return [
         f"{found['folder']}: an overlay of a mapped table, {found['bytes'] / 1e6:,.1f} MB",
-        f"rows: {found['updated']:,} of {base['rows']:,}, with {base['width']} elements each; rule: {found.get('rule') or 'none'}",
+        (
+            f"rows: {found['updated']:,} of {base['rows']:,}, with {base['width']} elements each; "
+            f"rule: {found.get('rule') or 'none'}"
+        ),
         f"digest: {found['digest']}",
         f"layout: {found.get('layout') or 'not recorded'}",
         *(f"below: the overlay {digest}" for digest in found.get("below", ())),
         *(
-            f"base: {part['tensor']} in {part['file']}, {part['size']:,} bytes, with the header {part['header']}"
+            (
+                f"base: {part['tensor']} in {part['file']}, {part['size']:,} bytes, "
+                f"with the header {part['header']}"
+            )
             for part in base["parts"]
         ),
     ]

@@ -254,9 +254,8 @@ def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Arr
     assert hits is not None
     updates = importlib.import_module("lutjax.kernels._xla._row_updates")
     like = next(iter(jax.tree.leaves(gradient.look_up)))
-    weights = _compat.zeros_varying(
-        like, gradient.shape, gradient.dtype
-    )  # its shape: no memory in the end
+    # Its shape: no memory in the end.
+    weights = _compat.zeros_varying(like, gradient.shape, gradient.dtype)
     call, cotangent = fold_call(_with_table(gradient.look_up, weights), gradient.cotangent)
     visit, n_hits = hits(call, cotangent, device=device)
     factor = None if gradient.factor is None else jnp.asarray(gradient.factor)

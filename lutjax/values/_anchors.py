@@ -29,8 +29,8 @@ def warn_of_repeats(where: str, name: str, size: int, most: int, what: str) -> N
     """Warn if a detector or gate must repeat a pair or an input, as `size` exceeds `most`."""
     if size > most:
         warnings.warn(
-            f"{where}: {name} is {size}, but {what}, so some repeat and most rows of a table are never read. Use at most "
-            f"{name}={most}, or more inputs.",
+            f"{where}: {name} is {size}, but {what}, so some repeat and most rows of a table "
+            f"are never read. Use at most {name}={most}, or more inputs.",
             RepeatedInputsWarning,
             stacklevel=3,
         )
@@ -119,8 +119,8 @@ def draw_anchors(
     if candidates is None:
         if n_inputs < 2:
             raise ValueError(
-                f"sample_anchors: n_inputs is {n_inputs}; every detector compares two different inputs, "
-                "so there must be at least 2."
+                f"sample_anchors: n_inputs is {n_inputs}; "
+                "every detector compares two different inputs, so there must be at least 2."
             )
         ids, count = None, np.full((n_detectors, 1), n_inputs, np.int32)
     else:
@@ -132,7 +132,8 @@ def draw_anchors(
     n_groups = 1 if groups is None else groups
     if n_groups < 1 or n_detectors % n_groups:
         raise ValueError(
-            f"sample_anchors: groups is {groups}; it must divide the number of detectors, {n_detectors}."
+            f"sample_anchors: groups is {groups}; it must divide the number of detectors, "
+            f"{n_detectors}."
         )
     if distinct:
         rows = np.arange(n_inputs)[None] if candidates is None else np.asarray(candidates)
@@ -188,8 +189,8 @@ def _distinct(
     for t, ids in enumerate(sets):
         if len(ids) < 2:
             raise ValueError(
-                f"sample_anchors: detector {t} has {len(ids)} different candidate input; it compares two different "
-                "inputs, so it needs at least 2."
+                f"sample_anchors: detector {t} has {len(ids)} different candidate input; "
+                "it compares two different inputs, so it needs at least 2."
             )
     pools: dict[tuple[int, bytes], list[int]] = {}
     for t in range(n_detectors if n_anchors else 0):
@@ -232,7 +233,8 @@ def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int
     """Return pairs ``a < b`` per key, ``[keys, T, C, 2]``: successive permutations of all pairs."""
     n_pairs = n_inputs * (n_inputs - 1) // 2
     starts = n_pairs * np.arange(-(-n_detectors * n_anchors // n_pairs) + 1)
-    # Pairs that a detector has before a permutation begins: the first ones of the permutation must be others.
+    # Pairs that a detector has before a permutation begins: the first ones of the permutation must
+    # be others.
     before = starts % n_anchors if n_anchors <= n_pairs else np.zeros_like(starts)
     missing = np.where(before > 0, n_anchors - before, 0)
     places = jnp.arange(n_pairs)
@@ -252,7 +254,8 @@ def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int
         else:
             orders = jax.vmap(lambda key: jax.random.permutation(key, n_pairs))(keys)
         p = orders.reshape(-1)[: n_detectors * n_anchors].astype(jnp.int32)
-        # Pairs of neighbors on a circle come first, then those two apart, and so on: each pair once.
+        # Pairs of neighbors on a circle come first, then those two apart, and so on: each pair
+        # once.
         a, b = p % n_inputs, (p % n_inputs + p // n_inputs + 1) % n_inputs
         pairs = jnp.stack([jnp.minimum(a, b), jnp.maximum(a, b)], -1)
         return pairs.reshape(n_detectors, n_anchors, 2)
@@ -279,8 +282,8 @@ def _pack_candidates(
     if (count < 2).any():
         t = int(np.argmax(count < 2))
         raise ValueError(
-            f"sample_anchors: detector {t} has {count[t]} candidate inputs; it compares two different "
-            "inputs, so it needs at least 2."
+            f"sample_anchors: detector {t} has {count[t]} candidate inputs; "
+            "it compares two different inputs, so it needs at least 2."
         )
     packed = np.take_along_axis(candidates, np.argsort(~used, axis=1, kind="stable"), 1)
     packed = np.broadcast_to(packed, (n_detectors, packed.shape[1]))
@@ -298,11 +301,13 @@ def check_anchors(anchors: Int[Array, "detectors bits 2"], n_inputs: int, *, whe
     ids = np.asarray(anchors)
     if ids.ndim != 3 or ids.shape[-1] != 2 or not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(
-            f"{where}: anchors is {ids.dtype}{list(ids.shape)}; expected int32 [detectors, pairs, 2]."
+            f"{where}: anchors is {ids.dtype}{list(ids.shape)}; "
+            "expected int32 [detectors, pairs, 2]."
         )
     if ids.size and (ids.min() < 0 or ids.max() >= n_inputs):
         raise ValueError(
-            f"{where}: anchors holds ids from {ids.min()} to {ids.max()}; inputs are 0 to {n_inputs - 1}."
+            f"{where}: anchors holds ids from {ids.min()} to {ids.max()}; "
+            f"inputs are 0 to {n_inputs - 1}."
         )
     same = ids[..., 0] == ids[..., 1]
     if same.any():
@@ -320,10 +325,11 @@ def check_targets(
     ids = np.asarray(targets)
     if ids.ndim != 3 or not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(
-            f"{where}: targets is {ids.dtype}{list(ids.shape)}; expected int32 [detectors or 1, rows or 1, slots]."
+            f"{where}: targets is {ids.dtype}{list(ids.shape)}; "
+            "expected int32 [detectors or 1, rows or 1, slots]."
         )
     if ids.size and (ids.min() < -1 or ids.max() >= n_outputs):
         raise ValueError(
-            f"{where}: targets holds ids from {ids.min()} to {ids.max()}; outputs are 0 to {n_outputs - 1}, "
-            "and -1 marks an unused slot."
+            f"{where}: targets holds ids from {ids.min()} to {ids.max()}; "
+            f"outputs are 0 to {n_outputs - 1}, and -1 marks an unused slot."
         )

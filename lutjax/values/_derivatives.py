@@ -32,11 +32,11 @@ def _with_derivative_of_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax
     return with_derivative_of(*primals), tangents[1]
 
 
-# Identities as primitives: `jax.vmap`, `jax.jit` and loops keep them until differentiation or lowering.
+# Identities as primitives: `jax.vmap`, `jax.jit` and loops keep them until differentiation or
+# lowering.
 _reverse_only = _compat.Primitive("lutjax_reverse_only")
-_refused = _compat.Primitive(
-    "lutjax_refused_tangent"
-)  # reverse mode transposes it without evaluation
+# Reverse mode transposes it without evaluation.
+_refused = _compat.Primitive("lutjax_refused_tangent")
 _final = _compat.Primitive("lutjax_final_derivative")
 
 

@@ -80,7 +80,8 @@ def check_ids(where: str, name: str, ids: np.ndarray, n: int, what: str) -> None
     if wrong.size:
         e = int(wrong[0])
         raise ValueError(
-            f"{where}: edge {e} has {name} {ids[e]}, and there are {n} {what}: {f'0 to {n - 1}' if n else 'none'}."
+            f"{where}: edge {e} has {name} {ids[e]}, and there are {n} {what}: "
+            f"{f'0 to {n - 1}' if n else 'none'}."
         )
 
 

@@ -79,7 +79,8 @@ class FixedPoint:
         scale = self.scale
         if not _is_number(scale) or not _LEAST_FLOAT32 <= scale <= _LARGEST_FLOAT32:
             raise ValueError(
-                f"FixedPoint: scale is {scale!r}; expected a finite number > 0, in the range of float32."
+                f"FixedPoint: scale is {scale!r}; expected a finite number > 0, "
+                "in the range of float32."
             )
         object.__setattr__(self, "scale", float(scale))
 
@@ -123,12 +124,14 @@ class FixedPoint:
         if resolution is not None:
             if not _is_number(resolution) or not 0 < resolution < math.inf:
                 raise ValueError(
-                    f"FixedPoint.for_bound: resolution is {resolution!r}; expected a finite number > 0."
+                    f"FixedPoint.for_bound: resolution is {resolution!r}; "
+                    "expected a finite number > 0."
                 )
             if 1 / scale > resolution:
                 raise ValueError(
-                    f"FixedPoint.for_bound: resolution is {resolution:g}, but sums of {terms} addends up to "
-                    f"{bound:g} fit int32 at a resolution of {1 / scale:g} only; accept that one, or smaller sums."
+                    f"FixedPoint.for_bound: resolution is {resolution:g}, "
+                    f"but sums of {terms} addends up to {bound:g} fit int32 at a resolution "
+                    f"of {1 / scale:g} only; accept that one, or smaller sums."
                 )
         return cls(scale)
 
@@ -150,13 +153,14 @@ class FixedPoint:
         total, scale = _total_bound("FixedPoint.check", bound, terms), Fraction(self.scale)
         if total * scale > _LARGEST:
             raise ValueError(
-                f"FixedPoint.check: {terms} addends up to {bound:g} sum to {float(total):g}, beyond the range "
-                f"{self.range:g} of {self}; FixedPoint.for_bound({bound:g}, terms={terms}) has a scale that fits."
+                f"FixedPoint.check: {terms} addends up to {bound:g} sum to {float(total):g}, "
+                f"beyond the range {self.range:g} of {self}; "
+                f"FixedPoint.for_bound({bound:g}, terms={terms}) has a scale that fits."
             )
         if bound * scale < 1:
             raise ValueError(
-                f"FixedPoint.check: bound is {bound:g}, below the resolution {self.resolution:g} of {self}; "
-                "every addend would count as 0. Use a larger scale."
+                f"FixedPoint.check: bound is {bound:g}, below the resolution {self.resolution:g} "
+                f"of {self}; every addend would count as 0. Use a larger scale."
             )
 
     def quantize(self, values: jax.Array) -> jax.Array:
@@ -181,7 +185,7 @@ class Totals(FixedPoint):
         return addends
 
 
-# ------------------------------------------------------------------------------------- for kernels
+# -------------------------------------------------------------------------------------- for kernels
 def addends(values: jax.Array, accumulate: FixedPoint | None) -> jax.Array:
     """Return values in their addend dtype: integers, or floats with at least 32 bits."""
     return (
@@ -201,7 +205,7 @@ def result(total: jax.Array, dtype: DTypeLike, accumulate: FixedPoint | None) ->
     return total.astype(dtype) if accumulate is None else accumulate.total(total, dtype)
 
 
-# ------------------------------------------------------------------------------------- for ops
+# ------------------------------------------------------------------------------------------ for ops
 _MOST_APART = 2**22  # integers between a sum and its floating-point twin
 
 
@@ -212,7 +216,7 @@ def nan_where_apart(fixed: jax.Array, floating: jax.Array, accumulate: FixedPoin
     return jnp.where(apart <= _MOST_APART / accumulate.scale, fixed, jnp.nan)  # apart may be NaN
 
 
-# ------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------- checks
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 

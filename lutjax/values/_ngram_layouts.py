@@ -37,8 +37,8 @@ class NgramLayout:
     """Row layout for a flat n-gram table: maps n-grams of token ids to rows.
 
     Each column hashes n-grams with one order into its own row range. Create layouts with
-    `deepseek`, `qwen`, `longcat` or `hash`, from a model config. They hold only integers, so they are
-    hashable and can be static arguments of `jax.jit`.
+    `deepseek`, `qwen`, `longcat` or `hash`, from a model config. They hold only integers, so they
+    are hashable and can be static arguments of `jax.jit`.
 
     Negative token ids mark missing tokens: padding, image tokens, or tokens before the text.
 
@@ -93,23 +93,27 @@ class NgramLayout:
             raise _error(f"there are {len(self.sizes)} sizes for {self.columns} columns.")
         if min(self.sizes) < 1 or (max(self.sizes) >= _MOST_SIZE and self.family != "hash"):
             raise _error(
-                f"sizes are {format_value(self.sizes)}; expected numbers from 1 to {_MOST_SIZE - 1}."
+                f"sizes are {format_value(self.sizes)}; "
+                f"expected numbers from 1 to {_MOST_SIZE - 1}."
             )
         if not sum(self.sizes) <= self.n_rows <= _MOST_ROWS:
             raise _error(
-                f"n_rows is {self.n_rows} and the sizes have {sum(self.sizes)} rows; at most {_MOST_ROWS} are possible."
+                f"n_rows is {self.n_rows} and the sizes have {sum(self.sizes)} rows; "
+                f"at most {_MOST_ROWS} are possible."
             )
         if self.family in ("deepseek", "qwen"):
             if len(self.multipliers) != max(self.orders):
                 raise _error(
-                    f"multipliers are {format_value(self.multipliers)}; expected one for each of {max(self.orders)} tokens."
+                    f"multipliers are {format_value(self.multipliers)}; "
+                    f"expected one for each of {max(self.orders)} tokens."
                 )
             if (
                 not 0 < max(self.multipliers) * (self.n_ids - 1) < 1 << 63
                 or min(self.multipliers) < 1
             ):
                 raise _error(
-                    f"multipliers are {format_value(self.multipliers)}; their products with {self.n_ids} ids must fit int64."
+                    f"multipliers are {format_value(self.multipliers)}; "
+                    f"their products with {self.n_ids} ids must fit int64."
                 )
         if self.family == "longcat" and max(self.multipliers[0], self.n_ids) > _MOST_BASE:
             raise _error(f"vocab_size is {self.n_ids}; at most {_MOST_BASE} is supported.")
@@ -144,7 +148,8 @@ class NgramLayout:
         _require_place(place, layers, "engram_layer_ids")
         if vocabulary.size != n_ids:
             raise _error(
-                f"the vocabulary {vocabulary.digest} has {vocabulary.size} ids and engram_compressed_vocab_size is {n_ids}; use the model's own tokenizer."
+                f"the vocabulary {vocabulary.digest} has {vocabulary.size} ids "
+                f"and engram_compressed_vocab_size is {n_ids}; use the model's own tokenizer."
             )
         if pad >= len(vocabulary.map):
             raise _error(
@@ -156,11 +161,13 @@ class NgramLayout:
         stored = config.get("engram_num_embeddings")
         if stored is not None and (len(stored) != len(layers) or stored[place] != sum(sizes)):
             raise _error(
-                f"engram_num_embeddings is {format_value(stored)}; the primes from engram_vocab_size on have {sum(sizes)} rows at place {place}."
+                f"engram_num_embeddings is {format_value(stored)}; "
+                f"the primes from engram_vocab_size on have {sum(sizes)} rows at place {place}."
             )
         return cls(
             "deepseek", tuple(range(2, largest + 1)), heads, sizes, multipliers, sum(sizes), n_ids,
-            fill=int(vocabulary.map[pad]), vocabulary=vocabulary, width=config.get("engram_head_dim"),
+            fill=int(vocabulary.map[pad]), vocabulary=vocabulary,
+            width=config.get("engram_head_dim"),
         )  # fmt: skip
 
     @classmethod
@@ -189,8 +196,9 @@ class NgramLayout:
         eos = _end_of_text(config)
         width = config.get("ple_embed_dim")
         return cls(
-            "qwen", tuple(range(2, largest + 1)), heads, sizes, multipliers, -(-sum(sizes) // unit) * unit, n_ids,
-            fill=eos, cut=eos, width=None if width is None else width // columns,
+            "qwen", tuple(range(2, largest + 1)), heads, sizes, multipliers,
+            -(-sum(sizes) // unit) * unit, n_ids, fill=eos, cut=eos,
+            width=None if width is None else width // columns,
         )  # fmt: skip
 
     @classmethod
@@ -213,7 +221,8 @@ class NgramLayout:
         ratio = config.get("ngram_vocab_size_ratio", config.get("oe_vocab_size_ratio"))
         if not isinstance(ratio, int | float) or ratio != int(ratio) or ratio < 1:
             raise _error(
-                f"ngram_vocab_size_ratio is {format_value(ratio)}; only whole numbers are supported."
+                f"ngram_vocab_size_ratio is {format_value(ratio)}; "
+                "only whole numbers are supported."
             )
         largest = _require_integer(config, "emb_neighbor_num", 2, other="oe_neighbor_num")
         heads = _require_integer(config, "emb_split_num", other="oe_split_num")
@@ -350,7 +359,8 @@ class NgramLayout:
             own = np.atleast_1d(getattr(self, name))
             if np.ravel(found).tolist() != own.tolist():
                 raise _error(
-                    f"{name} of the config are {own.tolist()}; stored are {np.ravel(found).tolist()}."
+                    f"{name} of the config are {own.tolist()}; "
+                    f"stored are {np.ravel(found).tolist()}."
                 )
 
     def rows(
@@ -362,7 +372,8 @@ class NgramLayout:
         """Return the rows of the flat table addressed by the n-grams that end at each token.
 
         These ids are plain integers without the digest of the layout. Layers compute ids by
-        themselves; before you read a table by ids of your own, compare `digest` with its ``layout``.
+        themselves; before you read a table by ids of your own, compare `digest` with its
+        ``layout``.
 
         Args:
           tokens: token ids ``[..., length]``. NumPy arrays give a NumPy array, computed in int64;
@@ -384,11 +395,13 @@ class NgramLayout:
             require_array("NgramLayout.rows", name, ids)
             if not jnp.issubdtype(ids.dtype, np.integer) or not ids.ndim:
                 raise TypeError(
-                    f"NgramLayout.rows: {name} is {format_value(ids)}; expected integer ids [..., length]."
+                    f"NgramLayout.rows: {name} is {format_value(ids)}; "
+                    "expected integer ids [..., length]."
                 )
         if segments is not None and segments.shape[-1] != tokens.shape[-1]:
             raise ValueError(
-                f"NgramLayout.rows: segments is {format_value(segments)} and tokens {format_value(tokens)}; expected one id for each token."
+                f"NgramLayout.rows: segments is {format_value(segments)} "
+                f"and tokens {format_value(tokens)}; expected one id for each token."
             )
         xp: Any = (
             np if not any(isinstance(a, jax.Array) for a in (tokens, history, segments)) else jnp
@@ -420,7 +433,8 @@ class NgramLayout:
             kept = self._integers(xp, "history", history)
             if kept.shape[:-1] != batch:
                 raise ValueError(
-                    f"NgramLayout.rows: history is {format_value(history)} and tokens {format_value(tokens)}; expected the same batch dimensions."
+                    f"NgramLayout.rows: history is {format_value(history)} "
+                    f"and tokens {format_value(tokens)}; expected the same batch dimensions."
                 )
             before = xp.concatenate([before, kept], -1)[..., kept.shape[-1] :]
         every = xp.concatenate([before, tokens], -1)
@@ -451,7 +465,8 @@ class NgramLayout:
         n_tokens = self.n_tokens
         if ids.size and ids.max() >= n_tokens:
             raise ValueError(
-                f"NgramLayout.rows: {name} holds ids up to {ids.max()}; the {self.family} layout has {n_tokens} tokens."
+                f"NgramLayout.rows: {name} holds ids up to {ids.max()}; "
+                f"the {self.family} layout has {n_tokens} tokens."
             )
         return ids
 
@@ -579,7 +594,8 @@ def _require_integer(
     value = config.get(name, config.get(other, default))
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise _error(
-            f"{name} of the config is {format_value(value)}; expected a whole number from {least} on."
+            f"{name} of the config is {format_value(value)}; "
+            f"expected a whole number from {least} on."
         )
     return value
 

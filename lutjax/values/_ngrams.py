@@ -96,7 +96,8 @@ def ngram_rows(
             or segments.shape[-1:] != tokens.shape[-1:]
         ):
             raise ValueError(
-                f"ngram_rows: segments is {format_value(segments)} and tokens {format_value(tokens)}; expected integer ids, one for each token."
+                f"ngram_rows: segments is {format_value(segments)} "
+                f"and tokens {format_value(tokens)}; expected integer ids, one for each token."
             )
     np_only = isinstance(tokens, np.ndarray) and (
         segments is None or isinstance(segments, np.ndarray)
@@ -185,7 +186,8 @@ def check_hashes(where: str, *, rows: Any, orders: Any, heads: Any, seed: Any) -
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or not least <= value <= most:
             raise ValueError(
-                f"{where}: {name} is {format_value(value)}; it must be a whole number from {least} to {most}."
+                f"{where}: {name} is {format_value(value)}; "
+                f"it must be a whole number from {least} to {most}."
             )
 
     require("rows", rows, 1, 2**31 - 1)
@@ -193,11 +195,13 @@ def check_hashes(where: str, *, rows: Any, orders: Any, heads: Any, seed: Any) -
     require("seed", seed, 0, _MASK)
     if not isinstance(orders, Sequence) or not len(orders) or len(set(orders)) != len(orders):
         raise ValueError(
-            f"{where}: orders is {format_value(orders)}; expected different lengths of n-grams, as in (2, 3)."
+            f"{where}: orders is {format_value(orders)}; "
+            "expected different lengths of n-grams, as in (2, 3)."
         )
     for order in orders:
         whole = isinstance(order, int | np.integer) and not isinstance(order, bool)
         if not whole or not 1 <= order < MOST_ORDER:
             raise ValueError(
-                f"{where}: orders is {format_value(orders)}; lengths are whole numbers from 1 to {MOST_ORDER - 1}."
+                f"{where}: orders is {format_value(orders)}; "
+                f"lengths are whole numbers from 1 to {MOST_ORDER - 1}."
             )

@@ -81,7 +81,8 @@ def exponents(weights: jax.Array, groups: int) -> jax.Array:
 
     def least_exponent(weights: jax.Array) -> jax.Array:
         most = jnp.max(jnp.abs(in_groups(weights, groups)), axis=1, initial=0)
-        # most = f * 2**e with 0.5 <= f < 1: exactly ceil(log2(most)), except e - 1 for powers of two.
+        # most = f * 2**e with 0.5 <= f < 1: exactly ceil(log2(most)), except e - 1 for powers of
+        # two.
         f, e = jnp.frexp(jnp.maximum(most.astype(accumulator(weights.dtype)), _TINY))
         known = jnp.where(f == 0.5, e - 1, e) - (_BITS - 1)
         return jnp.where(jnp.isfinite(most), known, UNKNOWN).astype(jnp.int32)
@@ -111,7 +112,7 @@ def round_to_scale(weights: jax.Array, exponents: jax.Array) -> jax.Array:
     return jnp.clip(jnp.floor(scaled + 0.5), -half, half - 1).reshape(weights.shape)
 
 
-# ------------------------------------------------------------------------------------- sums of integers
+# --------------------------------------------------------------------------------- sums of integers
 def in_units(coefficient: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return a coefficient in units of the least coefficient, and a mask of invalid coefficients.
 

@@ -2,9 +2,9 @@
 
 Compilers fuse a multiply and an add in some programs only, rewrite quotients, and choose among
 several versions of ``exp`` by array size. Fixed-point sums are independent of the addend order,
-but float addends vary with these choices. `make_reproducible` removes the variation: each product loses
-the last bit of its mantissa before an addition, so it is rounded separately, and functions are
-composed of sums and products.
+but float addends vary with these choices. `make_reproducible` removes the variation: each product
+loses the last bit of its mantissa before an addition, so it is rounded separately, and functions
+are composed of sums and products.
 """
 
 import functools
@@ -60,7 +60,8 @@ def make_reproducible(function: F) -> F:
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        # Between barriers a compiler sees the same expressions in every program, and no constant arguments.
+        # Between barriers a compiler sees the same expressions in every program, and no constant
+        # arguments.
         leaves = jax.lax.optimization_barrier(jax.tree.leaves(args))
         found = jax.lax.optimization_barrier(_evaluate(closed.jaxpr, closed.consts, leaves))
         return jax.tree.unflatten(jax.tree.structure(shapes), found)
@@ -121,34 +122,21 @@ def _drop_last_bit(a: Any) -> Any:
     return jax.lax.reduce_precision(a, exponent_bits=info.nexp, mantissa_bits=info.nmant - 1)
 
 
-# ------------------------------------------------------------------------------------- functions of float32
+# ----------------------------------------------------------------------------- functions of float32
 # After S. Moshier's Cephes library. Every product is rounded, so fusion with an add has no effect.
-_LN2 = (
-    0.693359375,
-    -2.12194440e-4,
-)  # the first part has so few bits that its products with exponents are exact
-_EXP = (
-    1.9875691500e-4,
-    1.3981999507e-3,
-    8.3334519073e-3,
-    4.1665795894e-2,
-    1.6666665459e-1,
-    5.0000001201e-1,
-)
-_LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1,
-        -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
-_TANH = (
-    -5.70498872745e-3,
-    2.06390887954e-2,
-    -5.37397155531e-2,
-    1.33314422036e-1,
-    -3.33332819422e-1,
-)
+# The first part has so few bits that its products with exponents are exact.
+_LN2 = (0.693359375, -2.12194440e-4)
+# fmt: off
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
+        5.0000001201e-1)
+_LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+        -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)
+_TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1,
+         -3.33332819422e-1)
+# fmt: on
 _TINY = np.finfo(np.float32).tiny  # processors flush or keep smaller numbers
-_LEAST, _LARGEST = (
-    np.float32(-87.33654),
-    np.float32(88.72283),
-)  # arguments whose exponentials are normal numbers
+# Arguments whose exponentials are normal numbers.
+_LEAST, _LARGEST = (np.float32(-87.33654), np.float32(88.72283))
 
 
 def _times(a: Any, b: Any) -> Any:

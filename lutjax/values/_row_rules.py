@@ -96,7 +96,10 @@ class RowRule:
             self._require(
                 "decay",
                 not self.counts_decay,
-                "the rows of a list of edges are touched one by one: give such a table a rule with decay='read'",
+                (
+                    "the rows of a list of edges are touched one by one: "
+                    "give such a table a rule with decay='read'"
+                ),
             )
             return {n: jnp.zeros(weights.shape, dtype) for n in self.state_sizes(1)}
         detectors, rows, outputs = weights.shape

@@ -54,16 +54,17 @@ def thermometer_thresholds(
         )
     if data.ndim < 1 or not data.size:
         raise ValueError(
-            f"thermometer_thresholds: data has shape {list(data.shape)}; expected [..., features] with at "
-            "least one sample."
+            f"thermometer_thresholds: data has shape {list(data.shape)}; "
+            "expected [..., features] with at least one sample."
         )
     rows = np.asarray(data).reshape(-1, data.shape[-1])
     odd = (~np.isfinite(rows)).sum(0)
     if odd.any():
         feature = int(odd.argmax())
         raise ValueError(
-            f"thermometer_thresholds: feature {feature} of data is NaN or infinite in {odd[feature]} of {len(rows)} samples; expected finite "
-            "numbers: fill what is missing, or leave the feature out."
+            f"thermometer_thresholds: feature {feature} of data is NaN or infinite "
+            f"in {odd[feature]} of {len(rows)} samples; "
+            "expected finite numbers: fill what is missing, or leave the feature out."
         )
     dtype = rows.dtype if rows.dtype == np.float64 else np.float32
     share = np.arange(1, n_thresholds + 1) / (n_thresholds + 1)

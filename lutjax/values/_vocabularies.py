@@ -56,7 +56,8 @@ class Vocabulary:
             )
         if ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
             raise ValueError(
-                f"Vocabulary: map holds ids from {ids.min()} to {ids.max()}; expected int32 ids from 0 on."
+                f"Vocabulary: map holds ids from {ids.min()} to {ids.max()}; "
+                "expected int32 ids from 0 on."
             )
         self.map = ids.astype(np.int32)
         self.map.setflags(write=False)
@@ -67,10 +68,10 @@ class Vocabulary:
     def from_tokenizer(cls, path: str | os.PathLike[str]) -> "Vocabulary":
         """Merge the tokens in a byte-level BPE ``tokenizer.json``.
 
-        A token's key is its text after NFKC, NFD, removal of combining marks, lower case, and removal
-        of extra spaces; ids follow each key's first appearance. A partial character keeps a separate
-        id. Only the standard library is needed; the map depends on Python's Unicode version, so
-        compare `digest` with a recorded digest.
+        A token's key is its text after NFKC, NFD, removal of combining marks, lower case, and
+        removal of extra spaces; ids follow each key's first appearance. A partial character keeps a
+        separate id. Only the standard library is needed; the map depends on Python's Unicode
+        version, so compare `digest` with a recorded digest.
 
         Args:
           path: the file, or a folder with it.
@@ -89,12 +90,14 @@ class Vocabulary:
             raise ValueError(f"Vocabulary: {place} is no tokenizer.json: {error!r}.") from error
         if kinds != ("BPE", "ByteLevel"):
             raise ValueError(
-                f"Vocabulary: {place} has a {kinds[0]} model and a {kinds[1]} decoder; only byte-level BPE is supported."
+                f"Vocabulary: {place} has a {kinds[0]} model and a {kinds[1]} decoder; "
+                "only byte-level BPE is supported."
             )
         by_id = {i: text for text, i in tokens.items()}
         if sorted(by_id) != list(range(len(tokens))):
             raise ValueError(
-                f"Vocabulary: {place} has {len(tokens)} tokens with ids up to {max(by_id, default=0)}; expected each id from 0 on once."
+                f"Vocabulary: {place} has {len(tokens)} tokens with ids up "
+                f"to {max(by_id, default=0)}; expected each id from 0 on once."
             )
         return cls(_merge_tokens([by_id[i] for i in range(len(by_id))]))
 
@@ -119,7 +122,8 @@ def _merge_tokens(strings: Sequence[str]) -> list[int]:
     found = []
     for string in strings:
         text = _decode(string, bytes_of)
-        # Part of a character decodes to U+FFFD, as do other parts: only the string tells them apart.
+        # Part of a character decodes to U+FFFD, as do other parts: only the string tells them
+        # apart.
         key = string if "\ufffd" in text else _normalize(text) or text
         found.append(keys.setdefault(key, len(keys)))
     return found

@@ -74,9 +74,11 @@ def check_wires(wires: Int[Array, "gates wires_of_gate"], n_inputs: int, *, wher
     ids = np.asarray(wires)
     if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(
-            f"{where}: wires is {ids.dtype}{list(ids.shape)}; expected int32 [gates, wires of a gate]."
+            f"{where}: wires is {ids.dtype}{list(ids.shape)}; "
+            "expected int32 [gates, wires of a gate]."
         )
     if ids.size and (ids.min() < 0 or ids.max() >= n_inputs):
         raise ValueError(
-            f"{where}: wires holds ids from {ids.min()} to {ids.max()}; inputs are 0 to {n_inputs - 1}."
+            f"{where}: wires holds ids from {ids.min()} to {ids.max()}; "
+            f"inputs are 0 to {n_inputs - 1}."
         )

@@ -151,7 +151,8 @@ def remove_edges(connectivity: Edges, keep: Bool[Array, " edges"]) -> Changed:
     kept = np.asarray(keep)
     if kept.shape != (connectivity.size,) or kept.dtype != bool:
         raise ValueError(
-            f"remove_edges: keep is {format_value(keep)}; expected bool[{connectivity.size}], one for each edge."
+            f"remove_edges: keep is {format_value(keep)}; "
+            f"expected bool[{connectivity.size}], one for each edge."
         )
     ids, n = edges(connectivity), connectivity
     source = np.flatnonzero(kept).astype(np.int32)
@@ -229,7 +230,8 @@ def carry_over(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
             return a
         if np.shape(a) != (changed.n_before,):
             raise ValueError(
-                f"carry_over: an array has shape {list(np.shape(a))}; the list had {changed.n_before} edges."
+                f"carry_over: an array has shape {list(np.shape(a))}; "
+                f"the list had {changed.n_before} edges."
             )
         module: Any = np if isinstance(a, np.ndarray) else jnp
         if not a.shape[0]:

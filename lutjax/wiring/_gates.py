@@ -55,7 +55,10 @@ def balanced(
 
 
 def _warn_of_repeats(where: str, n_inputs: int, arity: int) -> None:
-    inputs = f"there {'are' if n_inputs != 1 else 'is'} {n_inputs} input{'s' if n_inputs != 1 else ''} to read"
+    inputs = (
+        f"there {'are' if n_inputs != 1 else 'is'} {n_inputs} input{'s' if n_inputs != 1 else ''} "
+        "to read"
+    )
     warn_of_repeats(where, "arity", arity, n_inputs, inputs)
 
 
@@ -103,8 +106,8 @@ def unique_pairs(key: Array, n_inputs: int, n_gates: int) -> Int[jax.Array, "{n_
     pairs = n_inputs * (n_inputs - 1) // 2
     if n_gates > pairs:
         raise ValueError(
-            f"unique_pairs: n_gates is {n_gates}, but {n_inputs} inputs have only {pairs} pairs; use fewer "
-            "gates, or balanced wiring."
+            f"unique_pairs: n_gates is {n_gates}, but {n_inputs} inputs have only {pairs} pairs; "
+            "use fewer gates, or balanced wiring."
         )
     return _unique_pairs(key, n_inputs, n_gates)
 
@@ -113,10 +116,8 @@ def unique_pairs(key: Array, n_inputs: int, n_gates: int) -> Int[jax.Array, "{n_
 def _unique_pairs(key: Array, n_inputs: int, n_gates: int) -> jax.Array:
     input_key, distance_key = jax.random.split(key)
     circles, rest = divmod(n_gates, n_inputs)
-    start, most = (
-        np.arange(n_inputs),
-        (n_inputs - 1) // 2,
-    )  # distances up to `most` have n_inputs pairs
+    # Distances up to `most` have n_inputs pairs.
+    start, most = (np.arange(n_inputs), (n_inputs - 1) // 2)
     # The other pairs have distance 1, alternating, so that all inputs have one before any has two;
     # or, if the circles include distance 1, the distance of opposite inputs.
     spare = 2 if circles < most else 1

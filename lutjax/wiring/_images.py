@@ -93,8 +93,8 @@ class Connectivity:
             ids = getattr(self, name)
             if ids.size and (ids.min() < -1 or ids.max() >= size):
                 raise ValueError(
-                    f"{where}: {name} holds ids from {ids.min()} to {ids.max()}; {kind} are 0 to {size - 1}, and -1 marks "
-                    "an unused slot."
+                    f"{where}: {name} holds ids from {ids.min()} to {ids.max()}; "
+                    f"{kind} are 0 to {size - 1}, and -1 marks an unused slot."
                 )
 
     @property
@@ -158,8 +158,9 @@ class Connectivity:
         if (count < 2).any():
             g = int(np.argmax(count < 2))
             raise ValueError(
-                f"{where}: group {g}, with its center at {_point(self.centers[g])}, has too few inputs, {count[g]}; a detector "
-                f"compares two different inputs, so it needs at least 2.{remedy}"
+                f"{where}: group {g}, with its center at {_point(self.centers[g])}, "
+                f"has too few inputs, {count[g]}; a detector compares two different inputs, "
+                f"so it needs at least 2.{remedy}"
             )
 
     @functools.cached_property
@@ -188,8 +189,8 @@ class Connectivity:
     def __repr__(self) -> str:
         n_read, n_reached = self.candidates.shape[1], self.targets.shape[1]
         return (
-            f"Connectivity({self.in_shape} to {self.out_shape}, groups={self.n_groups}, inputs={n_read}, "
-            f"outputs={n_reached})"
+            f"Connectivity({self.in_shape} to {self.out_shape}, groups={self.n_groups}, "
+            f"inputs={n_read}, outputs={n_reached})"
         )
 
 
@@ -404,7 +405,8 @@ def projections(
 
     candidates = _ids(first, np.broadcast_to(window, first.shape), read)
     candidates = _replace_masked(where, "input_mask", candidates, input_mask, read)
-    # Exact, as twice the center is an integer: |2 height t - twice out_height| <= (size - 1) height.
+    # Exact, as twice the center is an integer: |2 height t - twice out_height| <= (size - 1)
+    # height.
     twice, span = 2 * first + window - 1, (0, 0)
     start, count = np.zeros_like(first), np.broadcast_to(reached[:2], first.shape)
     if projective is not None:
@@ -421,8 +423,9 @@ def projections(
         g = int(np.argmax(empty))
         point = _point(twice[g] / 2 * np.array(reached[:2]) / np.array(read[:2]))
         raise ValueError(
-            f"{where}: group {g} reaches no output: its center {_point(twice[g] / 2)} is the point {point} of the outputs, "
-            f"and projective is {projective}. Use a larger projective size or another output_mask."
+            f"{where}: group {g} reaches no output: its center {_point(twice[g] / 2)} "
+            f"is the point {point} of the outputs, and projective is {projective}. "
+            "Use a larger projective size or another output_mask."
         )
     if probability < 1:
         assert target_key is not None
@@ -445,7 +448,8 @@ def _keys(
         return None, None
     if isinstance(key, jax.core.Tracer):
         raise ValueError(
-            f"{where}: key is traced; connectivity must be known in advance. Sample it outside jax.jit."
+            f"{where}: key is traced; connectivity must be known in advance. "
+            "Sample it outside jax.jit."
         )
     with jax.ensure_compile_time_eval():  # a program may construct a layer
         center_key, target_key = jax.random.split(key)
@@ -472,7 +476,8 @@ def _centers(
             or not np.isfinite(points).all()
         ):
             raise ValueError(
-                f"{where}: centers has shape {list(points.shape)}; expected finite numbers [groups, 2]."
+                f"{where}: centers has shape {list(points.shape)}; "
+                "expected finite numbers [groups, 2]."
             )
         if groups is not None:
             raise ValueError(

@@ -54,7 +54,8 @@ class Windows:
         windows(self._shape, self.kernel)  # checks the kernel
         if self.channels is not None and not 0 < self.channels <= n_channels:
             raise ValueError(
-                f"Windows: channels is {self.channels}, but the image has {n_channels}; expected 1 to {n_channels}."
+                f"Windows: channels is {self.channels}, but the image has {n_channels}; "
+                f"expected 1 to {n_channels}."
             )
 
     @property
@@ -113,8 +114,9 @@ class Groups:
         for name, size in (("inputs", n_inputs), ("gates", n_gates)):
             if size % self.n_groups:
                 raise ValueError(
-                    f"Groups: n_groups is {self.n_groups}, which does not divide {size} {name}; use "
-                    f"{-(-size // self.n_groups) * self.n_groups} {name}, or another number of groups."
+                    f"Groups: n_groups is {self.n_groups}, which does not divide {size} {name}; "
+                    f"use {-(-size // self.n_groups) * self.n_groups} {name}, "
+                    "or another number of groups."
                 )
         size, each = n_inputs // self.n_groups, n_gates // self.n_groups
         keys = jax.random.split(key, self.n_groups)

@@ -157,8 +157,9 @@ def _fields_of(source: Any, in_shape: Size | None, out_shape: Size | None) -> _F
         ids = np.asarray(source)
         if ids.ndim not in (2, 3) or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(
-                f"show: source is {ids.dtype}{list(ids.shape)}; expected a Connectivity, a layer of lutjax.layers.nnx, variables "
-                "by name, anchors [detectors, pairs, 2], or ids [groups, inputs]."
+                f"show: source is {ids.dtype}{list(ids.shape)}; "
+                "expected a Connectivity, a layer of lutjax.layers.nnx, variables by name, "
+                "anchors [detectors, pairs, 2], or ids [groups, inputs]."
             )
         arrays: dict[str, Any] = {
             "anchors" if ids.ndim == 3 and ids.shape[2] == 2 else "wires": ids

@@ -20,7 +20,8 @@ def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
     found = _as_integers(normalize_value(size))
     if found is None or len(found) > 2:
         raise ValueError(
-            f"{where}: {name} is {format_value(size)}; expected an integer, or a height and a width."
+            f"{where}: {name} is {format_value(size)}; "
+            "expected an integer, or a height and a width."
         )
     if min(found) < least:
         raise ValueError(f"{where}: {name} is {format_value(size)}; it must be at least {least}.")
@@ -33,7 +34,8 @@ def shape_of(where: str, name: str, shape: Size, ranks: tuple[int, ...]) -> tupl
     if found is None or len(found) not in ranks or min(found) < 1:
         one = "a number of values, " if 1 in ranks else ""
         raise ValueError(
-            f"{where}: {name} is {format_value(shape)}; expected {one}(height, width) or (height, width, channels), each at least 1."
+            f"{where}: {name} is {format_value(shape)}; "
+            f"expected {one}(height, width) or (height, width, channels), each at least 1."
         )
     return found
 

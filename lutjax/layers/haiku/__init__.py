@@ -94,7 +94,8 @@ _OWN = {
 
       >>> from lutjax.optim.host import HostTables
       >>> memory = HostTables()
-      >>> f = hk.transform_with_state(lambda x, tokens: NgramMemory(16, rows=1000, placement=memory)(x, tokens))
+      >>> options = {"rows": 1000, "placement": memory}
+      >>> f = hk.transform_with_state(lambda x, tokens: NgramMemory(16, **options)(x, tokens))
       >>> params, state = f.init(jax.random.key(0), x, tokens)
       >>> memory.draw(state)
       >>> f.apply(params, state, None, x, tokens)[0].shape, memory["ngram_memory/weights"]

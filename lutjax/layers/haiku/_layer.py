@@ -27,12 +27,17 @@ if TYPE_CHECKING:
 else:
     _Module = type(hk.Module)
 
-_HINT = " Use haiku.transform_with_state, not haiku.transform, and pass the state that init returned to apply."
+_HINT = (
+    " Use haiku.transform_with_state, not haiku.transform, "
+    "and pass the state that init returned to apply."
+)
 
 _LIBRARY = Library(
     argument="name: of the module.",
-    note="In Haiku a trained variable is a parameter, and other variables are state, so a layer needs `haiku.transform_with_state`: see\n"
-    "`lutjax.layers.haiku`.",
+    note=(
+        "In Haiku a trained variable is a parameter, and other variables are state, "
+        "so a layer needs `haiku.transform_with_state`: see\n`lutjax.layers.haiku`."
+    ),
     example=""">>> import haiku as hk, jax, jax.numpy as jnp{imports}
 >>> from lutjax.layers.haiku import {name}
 >>> f = hk.transform_with_state(lambda x: {name}({arguments})(x))

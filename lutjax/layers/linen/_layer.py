@@ -23,8 +23,12 @@ _VARIABLES = inspect.Parameter(
 
 _LIBRARY = Library(
     argument="name: of the module.",
-    note="In Flax Linen a trained variable is in the collection ``params``, and other variables are in collections of their own, which\n"
-    "`apply` needs: see `lutjax.layers.linen`. All are drawn from the stream ``params``. Arguments are checked on first use.",
+    note=(
+        "In Flax Linen a trained variable is in the collection ``params``, "
+        "and other variables are in collections of their own, which\n`apply` needs: "
+        "see `lutjax.layers.linen`. All are drawn from the stream ``params``. "
+        "Arguments are checked on first use."
+    ),
     example=""">>> import jax, jax.numpy as jnp{imports}
 >>> from lutjax.layers.linen import {name}
 >>> layer = {name}({arguments})

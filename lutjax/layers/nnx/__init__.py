@@ -41,7 +41,9 @@ with require_optional("lutjax.layers.nnx"):
     )
 
 __all__ = [
-    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "Keys", "LUTAttention", "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramEmbedding", "NgramMemory", "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT",
-    "Quantized", "Scalars", "SoftLUT", "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
+    "LUT", "Anchors", "BinaryLUT", "ConvLUT", "GroupSum", "Keys", "LUTAttention",
+    "LUTPairAttention", "LogicConv", "LogicGates", "LogicRNN", "NgramEmbedding", "NgramMemory",
+    "ProductKeyExperts", "ProductKeyMemory", "ProjectionLUT", "Quantized", "Scalars", "SoftLUT",
+    "SparseLUT", "SpatialLUT", "Tables", "Targets", "Thermometer", "Thresholds", "WindowLUT",
     "Wires", "check", "host_tables_of", "quantize", "tables_of",
 ]  # fmt: skip

@@ -52,18 +52,18 @@ class SpatialLUT(_Images):
 
     @builds
     def __init__(
-        self, connectivity: Connectivity, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
-        dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        weights_init: Initializer = jax.nn.initializers.zeros, accumulate: lutjax.FixedPoint | None = None,
-        implementation: Implementation = None, anchors: Any = None, read: Read | None = None,
-        table_dropout: float | int = 0.0, deterministic: bool = False, quantized: bool = False, rngs: nnx.Rngs,
+        self, connectivity: Connectivity, *, n_detectors: int, n_anchors: int,
+        epsilon: float | int = 0.0, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = jax.nn.initializers.zeros,
+        accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
+        anchors: Any = None, read: Read | None = None, table_dropout: float | int = 0.0,
+        deterministic: bool = False, quantized: bool = False, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Inputs, *, deterministic: Mode = None, rngs: Noise = None) -> Outputs:
         """Return maps ``[..., *out_shape]``; `rngs` replaces the layer's own noise."""
-        return self._call(deterministic, rngs).run(
-            lutjax.scored_lut, x
-        )  # without a read: unscored rows
+        # Without a read: unscored rows.
+        return self._call(deterministic, rngs).run(lutjax.scored_lut, x)
 
 
 class WindowLUT(_Images):
@@ -76,19 +76,19 @@ class WindowLUT(_Images):
 
     @builds
     def __init__(
-        self, in_shape: tuple[int, ...], out_features: int, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
-        dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        weights_init: Initializer = jax.nn.initializers.zeros, accumulate: lutjax.FixedPoint | None = None,
-        implementation: Implementation = None, anchors: Any = None, read: Read | None = None,
-        table_dropout: float | int = 0.0, deterministic: bool = False, quantized: bool = False, kernel: Size,
-        stride: Size = 1, padding: Size = 0, rngs: nnx.Rngs,
+        self, in_shape: tuple[int, ...], out_features: int, *, n_detectors: int, n_anchors: int,
+        epsilon: float | int = 0.0, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = jax.nn.initializers.zeros,
+        accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
+        anchors: Any = None, read: Read | None = None, table_dropout: float | int = 0.0,
+        deterministic: bool = False, quantized: bool = False, kernel: Size, stride: Size = 1,
+        padding: Size = 0, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Inputs, *, deterministic: Mode = None, rngs: Noise = None) -> Outputs:
         """Return outputs of all windows; `rngs` replaces the layer's own noise."""
-        return self._call(deterministic, rngs).run(
-            lutjax.scored_lut, x
-        )  # without a read: unscored rows
+        # Without a read: unscored rows.
+        return self._call(deterministic, rngs).run(lutjax.scored_lut, x)
 
 
 class ConvLUT(_Images):
@@ -116,12 +116,13 @@ class ConvLUT(_Images):
 
     @builds
     def __init__(
-        self, in_shape: tuple[int, ...], out_channels: int, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
-        dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        weights_init: Initializer = jax.nn.initializers.zeros, accumulate: lutjax.FixedPoint | None = None,
-        implementation: Implementation = None, anchors: Any = None, read: Read | None = None,
-        table_dropout: float | int = 0.0, deterministic: bool = False, quantized: bool = False, kernel: Size,
-        stride: Size = 1, padding: Size = 0, groups: int = 1, pool: Size | str | None = None, rngs: nnx.Rngs,
+        self, in_shape: tuple[int, ...], out_channels: int, *, n_detectors: int, n_anchors: int,
+        epsilon: float | int = 0.0, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = jax.nn.initializers.zeros,
+        accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
+        anchors: Any = None, read: Read | None = None, table_dropout: float | int = 0.0,
+        deterministic: bool = False, quantized: bool = False, kernel: Size, stride: Size = 1,
+        padding: Size = 0, groups: int = 1, pool: Size | str | None = None, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Inputs, *, deterministic: Mode = None, rngs: Noise = None) -> Outputs:

@@ -38,8 +38,8 @@ _MODES = ("deterministic", "decode")
 Noise = nnx.Rngs | nnx.RngStream | None
 
 _HIDDEN = {
-    "__abstractmethods__", "__annotations__", "__dir__", "__getattr__", "__getstate__", "__init__", "__init_subclass__", "__setattr__",
-    "set_view", "spec", "spec_type",
+    "__abstractmethods__", "__annotations__", "__dir__", "__getattr__", "__getstate__", "__init__",
+    "__init_subclass__", "__setattr__", "set_view", "spec", "spec_type",
 }  # fmt: skip
 """Attributes hidden from `help`: irrelevant to users, called by Flax, or in its first line (`__init__`)."""
 
@@ -136,21 +136,23 @@ class Layer(nnx.Module, metaclass=_LayerType):
             super().__setattr__("_declared", dataclasses.replace(declared, **{name: value}))
         else:
             raise AttributeError(
-                f"{type(self).__name__}: {name} is read-only, as the variables depend on it. Create a layer with {name}={format_value(value)}."
+                f"{type(self).__name__}: {name} is read-only, as the variables depend on it. "
+                f"Create a layer with {name}={format_value(value)}."
             )
 
     def _set_array(self, name: str, variable: Any, value: Any) -> None:
         layer = self._declared.layer
         if not isinstance(value, jax.Array | np.ndarray):
             raise TypeError(
-                f"{layer}: {name} is a variable and takes an array, not {type(value).__name__}: `layer.{name} = array`, or "
-                f"for some of its numbers `layer.{name}[...] = value`."
+                f"{layer}: {name} is a variable and takes an array, not {type(value).__name__}: "
+                f"`layer.{name} = array`, or for some of its numbers `layer.{name}[...] = value`."
             )
         old = variable.get_value()
         whole = jnp.issubdtype(old.dtype, np.integer)
         if whole != jnp.issubdtype(value.dtype, np.integer):
             raise TypeError(
-                f"{layer}: {name} holds {'ids' if whole else 'numbers'}, {old.dtype}; it cannot take {value.dtype}{list(value.shape)}."
+                f"{layer}: {name} holds {'ids' if whole else 'numbers'}, {old.dtype}; "
+                f"it cannot take {value.dtype}{list(value.shape)}."
             )
         if whole:
             self.spec.checked_arrays({name: value})
@@ -310,8 +312,9 @@ def _paths_of(state: Any) -> Iterator[tuple[str, ...]]:
     )
     if not isinstance(state, Mapping) and not is_flat:
         raise TypeError(
-            f"check: restored is of type {type(state).__name__}; expected an nnx.State, nested dicts of arrays (nnx.to_pure_dict) or a flat state "
-            "(nnx.to_flat_state)."
+            f"check: restored is of type {type(state).__name__}; "
+            "expected an nnx.State, nested dicts of arrays (nnx.to_pure_dict) "
+            "or a flat state (nnx.to_flat_state)."
         )
     for key, value in items:
         path = tuple(map(str, key if isinstance(key, tuple) else (key,)))
@@ -327,5 +330,6 @@ def _check_restored(spec: Any, path: tuple[Any, ...], there: set[tuple[str, ...]
     missing = [name for name, kind in names.items() if kind != "params" and name not in found]
     if found and missing:
         raise ValueError(
-            f"{spec.layer}: the state has no {missing[0]}, which belong to its {min(found)}: restore all variables, not only the trained ones."
+            f"{spec.layer}: the state has no {missing[0]}, which belong to its {min(found)}: "
+            "restore all variables, not only the trained ones."
         )

@@ -51,11 +51,13 @@ class _Gates(_Wired):
 
     @builds
     def __init__(
-        self, in_features: int, out_features: int, *, estimator: str = "soft", temperature: float | int = 1.0,
-        feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        implementation: Implementation = None, wires: Any = None, deterministic: bool = False,
-        wiring: str | Wiring = "balanced", candidates: int = 8, scores_init: Initializer = GAUSSIAN,
-        accumulate: lutjax.FixedPoint | None = None, logits_init: Initializer = RESIDUAL, rngs: nnx.Rngs,
+        self, in_features: int, out_features: int, *, estimator: str = "soft",
+        temperature: float | int = 1.0, feature_axis: int = -1, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, implementation: Implementation = None,
+        wires: Any = None, deterministic: bool = False, wiring: str | Wiring = "balanced",
+        candidates: int = 8, scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None, logits_init: Initializer = RESIDUAL,
+        rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
 
@@ -93,8 +95,8 @@ class LogicRNN(_Gates):
     spec_type = _logic.LogicRNNSpec
 
     def __call__(
-        self, x: Inputs, *, state: Inputs | None = None, deterministic: Mode = None, temperature: Scalar = None,
-        rngs: Noise = None,
+        self, x: Inputs, *, state: Inputs | None = None, deterministic: Mode = None,
+        temperature: Scalar = None, rngs: Noise = None,
     ) -> Outputs:  # fmt: skip
         """Return the states after each step, ``[..., length, out_features]``.
 
@@ -131,12 +133,13 @@ class SoftLUT(_Wired):
 
     @builds
     def __init__(
-        self, in_features: int, out_features: int, *, estimator: str = "soft", temperature: float | int = 1.0,
-        feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        implementation: Implementation = None, wires: Any = None, deterministic: bool = False,
-        wiring: str | Wiring = "balanced", candidates: int = 8, scores_init: Initializer = GAUSSIAN,
-        accumulate: lutjax.FixedPoint | None = None, n_inputs: int = 4, parameterization: str = "light",
-        table_init: Initializer | None = None, rngs: nnx.Rngs,
+        self, in_features: int, out_features: int, *, estimator: str = "soft",
+        temperature: float | int = 1.0, feature_axis: int = -1, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, implementation: Implementation = None,
+        wires: Any = None, deterministic: bool = False, wiring: str | Wiring = "balanced",
+        candidates: int = 8, scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None, n_inputs: int = 4,
+        parameterization: str = "light", table_init: Initializer | None = None, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     def __call__(
@@ -164,12 +167,13 @@ class BinaryLUT(_Wired):
 
     @builds
     def __init__(
-        self, in_features: int, out_features: int, *, estimator: str = "straight_through", temperature: float | int = 1.0,
-        feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        implementation: Implementation = None, wires: Any = None, deterministic: bool = False,
-        wiring: str | Wiring = "balanced", candidates: int = 8, scores_init: Initializer = GAUSSIAN,
-        accumulate: lutjax.FixedPoint | None = None, n_inputs: int = 4, table_init: Initializer = uniform_table,
-        rngs: nnx.Rngs,
+        self, in_features: int, out_features: int, *, estimator: str = "straight_through",
+        temperature: float | int = 1.0, feature_axis: int = -1, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, implementation: Implementation = None,
+        wires: Any = None, deterministic: bool = False, wiring: str | Wiring = "balanced",
+        candidates: int = 8, scores_init: Initializer = GAUSSIAN,
+        accumulate: lutjax.FixedPoint | None = None, n_inputs: int = 4,
+        table_init: Initializer = uniform_table, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     def __call__(
@@ -185,8 +189,8 @@ class BinaryLUT(_Wired):
 
 
 def in_sequence(
-    layers: Iterable[LogicGates | SoftLUT | BinaryLUT], x: Inputs, *, deterministic: Mode, temperature: Scalar,
-    rngs: nnx.Rngs | None,
+    layers: Iterable[LogicGates | SoftLUT | BinaryLUT], x: Inputs, *, deterministic: Mode,
+    temperature: Scalar, rngs: nnx.Rngs | None,
 ) -> Outputs:  # fmt: skip
     """Return the outputs of consecutive layers; equal layers share one gate-mixture computation."""
     calls = [layer._call(deterministic, rngs, temperature=temperature) for layer in layers]
@@ -207,12 +211,14 @@ class LogicConv(_Wired):
 
     @builds
     def __init__(
-        self, in_shape: tuple[int, int, int], n_kernels: int, *, estimator: str = "soft", temperature: float | int = 1.0,
-        feature_axis: int = -1, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        implementation: Implementation = None, wires: Any = None, deterministic: bool = False, kernel: Size = 3,
-        depth: int = 3, stride: Size = 1, padding: Size = 0, pool: Size = 1, pool_padding: Size = 0,
-        channels_per_kernel: int | None = None, wiring: str = "balanced", n_inputs: int = 2, parameterization: str = "gates",
-        logits_init: Initializer = RESIDUAL, table_init: Initializer | None = None, rngs: nnx.Rngs,
+        self, in_shape: tuple[int, int, int], n_kernels: int, *, estimator: str = "soft",
+        temperature: float | int = 1.0, feature_axis: int = -1, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, implementation: Implementation = None,
+        wires: Any = None, deterministic: bool = False, kernel: Size = 3, depth: int = 3,
+        stride: Size = 1, padding: Size = 0, pool: Size = 1, pool_padding: Size = 0,
+        channels_per_kernel: int | None = None, wiring: str = "balanced", n_inputs: int = 2,
+        parameterization: str = "gates", logits_init: Initializer = RESIDUAL,
+        table_init: Initializer | None = None, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     def __call__(
@@ -253,7 +259,8 @@ class GroupSum(Layer):
 
     @builds
     def __init__(
-        self, k: int, tau: float | int = 1.0, *, feature_axis: int = -1, accumulate: lutjax.FixedPoint | None = None,
+        self, k: int, tau: float | int = 1.0, *, feature_axis: int = -1,
+        accumulate: lutjax.FixedPoint | None = None,
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Inputs) -> Outputs:
@@ -286,9 +293,10 @@ class Thermometer(Switched):
 
     @builds
     def __init__(
-        self, in_features: int, n_thresholds: int, *, learnable: bool = False, gradient: str = "straight_through",
-        temperature: float | int = 1.0, feature_axis: int = -1, dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32, thresholds: Any = None, widths: Any = None, deterministic: bool = False,
+        self, in_features: int, n_thresholds: int, *, learnable: bool = False,
+        gradient: str = "straight_through", temperature: float | int = 1.0, feature_axis: int = -1,
+        dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
+        thresholds: Any = None, widths: Any = None, deterministic: bool = False,
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Inputs, *, deterministic: Mode = None) -> Outputs:

@@ -54,11 +54,13 @@ class NgramMemory(Layer):
 
     @builds
     def __init__(
-        self, features: int, orders: tuple[int, ...] = (2, 3), *, rows: int | None = None, heads: int = 4, width: int | None = None,
-        kernel: int = 4, seed: int = 0, dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        weights_init: Initializer = NORMAL_ROWS, kernel_init: Initializer = MATRIX, row_axis: str | None = None,
-        accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
-        placement: str | HostTable | HostTables = "device", layout: lutjax.NgramLayout | None = None, streams: int = 1, gate: str = "sigmoid",
+        self, features: int, orders: tuple[int, ...] = (2, 3), *, rows: int | None = None,
+        heads: int = 4, width: int | None = None, kernel: int = 4, seed: int = 0,
+        dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
+        weights_init: Initializer = NORMAL_ROWS, kernel_init: Initializer = MATRIX,
+        row_axis: str | None = None, accumulate: lutjax.FixedPoint | None = None,
+        implementation: Implementation = None, placement: str | HostTable | HostTables = "device",
+        layout: lutjax.NgramLayout | None = None, streams: int = 1, gate: str = "sigmoid",
         eps: float = 1e-6, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
@@ -101,10 +103,12 @@ class NgramEmbedding(Layer):
 
     @builds
     def __init__(
-        self, features: int, layout: lutjax.NgramLayout, *, width: int | None = None, dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = NORMAL_ROWS, kernel_init: Initializer = MATRIX,
-        row_axis: str | None = None, accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
-        placement: str | HostTable | HostTables = "device", rngs: nnx.Rngs,
+        self, features: int, layout: lutjax.NgramLayout, *, width: int | None = None,
+        dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
+        weights_init: Initializer = NORMAL_ROWS, kernel_init: Initializer = MATRIX,
+        row_axis: str | None = None, accumulate: lutjax.FixedPoint | None = None,
+        implementation: Implementation = None, placement: str | HostTable | HostTables = "device",
+        rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     __call__ = _ngram_embedding.embedding_call
@@ -153,11 +157,13 @@ class ProductKeyMemory(_Keyed):
 
     @builds
     def __init__(
-        self, in_features: int, out_features: int, *, n_keys: int, heads: int = 4, k: int = 32, key_size: int | None = None,
-        dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = unit_rows,
-        keys_init: Initializer = uniform_keys, kernel_init: Initializer = MATRIX, row_axis: str | None = None,
-        accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
-        placement: str | HostTables = "device", rngs: nnx.Rngs,
+        self, in_features: int, out_features: int, *, n_keys: int, heads: int = 4, k: int = 32,
+        key_size: int | None = None, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = unit_rows,
+        keys_init: Initializer = uniform_keys, kernel_init: Initializer = MATRIX,
+        row_axis: str | None = None, accumulate: lutjax.FixedPoint | None = None,
+        implementation: Implementation = None, placement: str | HostTables = "device",
+        rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
@@ -177,11 +183,13 @@ class ProductKeyExperts(_Keyed):
 
     @builds
     def __init__(
-        self, in_features: int, out_features: int, *, n_keys: int, heads: int = 8, k: int = 16, key_size: int | None = None,
-        dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = unit_rows,
-        keys_init: Initializer = uniform_keys, kernel_init: Initializer = MATRIX, row_axis: str | None = None,
-        accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
-        placement: str | HostTables = "device", activation: Callable[..., Any] = jax.nn.gelu, rngs: nnx.Rngs,
+        self, in_features: int, out_features: int, *, n_keys: int, heads: int = 8, k: int = 16,
+        key_size: int | None = None, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = unit_rows,
+        keys_init: Initializer = uniform_keys, kernel_init: Initializer = MATRIX,
+        row_axis: str | None = None, accumulate: lutjax.FixedPoint | None = None,
+        implementation: Implementation = None, placement: str | HostTables = "device",
+        activation: Callable[..., Any] = jax.nn.gelu, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:

@@ -58,14 +58,16 @@ class ProjectionLUT(Switched):
 
     @builds
     def __init__(
-        self, in_features: int, out_features: int, *, heads: int = 8, tables: int = 64, bits: int = 8,
-        width: int | None = None, outputs: int | None = None, read: Read = CONFIDENCE, share_input: bool = False,
-        sum_heads: bool = False, compress: bool = True, decompress: bool = True, table_dropout: float | int = 0.0,
+        self, in_features: int, out_features: int, *, heads: int = 8, tables: int = 64,
+        bits: int = 8, width: int | None = None, outputs: int | None = None,
+        read: Read = CONFIDENCE, share_input: bool = False, sum_heads: bool = False,
+        compress: bool = True, decompress: bool = True, table_dropout: float | int = 0.0,
         deterministic: bool = False, quantized: bool = False, dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = small_tables,
-        compress_init: Initializer = SMALL_MATRIX, decompress_init: Initializer = jax.nn.initializers.zeros,
-        accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None, anchors: Any = None,
-        rngs: nnx.Rngs,
+        compress_init: Initializer = SMALL_MATRIX,
+        decompress_init: Initializer = jax.nn.initializers.zeros,
+        accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
+        anchors: Any = None, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Inputs, *, deterministic: Mode = None, rngs: Noise = None) -> Outputs:
@@ -107,8 +109,8 @@ def quantize(model: M) -> M:
     layers = [v for v, r in zip(layers, rounded, strict=True) if r or isinstance(v, ProjectionLUT)]
     if not layers:
         raise ValueError(
-            f"quantize: {type(model).__name__} has no ProjectionLUT, and no layer of images with the read PowersOfTwo: the "
-            "layers with a form of integers."
+            f"quantize: {type(model).__name__} has no ProjectionLUT, "
+            "and no layer of images with the read PowersOfTwo: the layers with a form of integers."
         )
     for layer in layers:
         if not layer.quantized:

@@ -48,10 +48,11 @@ class LUT(_Detectors):
 
     @builds
     def __init__(
-        self, in_features: int, out_features: int, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
-        dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        weights_init: Initializer = jax.nn.initializers.zeros, accumulate: lutjax.FixedPoint | None = None,
-        implementation: Implementation = None, anchors: Any = None, groups: int | None = None, rngs: nnx.Rngs,
+        self, in_features: int, out_features: int, *, n_detectors: int, n_anchors: int,
+        epsilon: float | int = 0.0, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = jax.nn.initializers.zeros,
+        accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
+        anchors: Any = None, groups: int | None = None, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
@@ -74,10 +75,11 @@ class SparseLUT(_Detectors):
 
     @builds
     def __init__(
-        self, in_features: int, out_features: int, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
-        dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        weights_init: Initializer = jax.nn.initializers.zeros, accumulate: lutjax.FixedPoint | None = None,
-        implementation: Implementation = None, anchors: Any = None, groups: int | None = None, n_targets: int | None = None,
+        self, in_features: int, out_features: int, *, n_detectors: int, n_anchors: int,
+        epsilon: float | int = 0.0, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = jax.nn.initializers.zeros,
+        accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
+        anchors: Any = None, groups: int | None = None, n_targets: int | None = None,
         targets_per: str = "row", targets: Any = None, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
@@ -161,13 +163,15 @@ class LUTAttention(_Attention):
 
     @builds
     def __init__(
-        self, in_features: int, out_features: int, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
-        dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        weights_init: Initializer = jax.nn.initializers.zeros, accumulate: lutjax.FixedPoint | None = None,
-        implementation: Implementation = None, anchors: Any = None, n_positions: int = 0, n_position_bits: int = 0,
-        shared_positions: bool = True, positions_init: Initializer = uniform_positions, window: int | None = None,
-        causal: bool = True, decode: bool = False, cached: str = "keys", blocks: tuple[int, int] | None = None,
-        pool: int | None = None, n_targets: int | None = None, targets_per: str = "row", targets: Any = None, rngs: nnx.Rngs,
+        self, in_features: int, out_features: int, *, n_detectors: int, n_anchors: int,
+        epsilon: float | int = 0.0, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = jax.nn.initializers.zeros,
+        accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
+        anchors: Any = None, n_positions: int = 0, n_position_bits: int = 0,
+        shared_positions: bool = True, positions_init: Initializer = uniform_positions,
+        window: int | None = None, causal: bool = True, decode: bool = False, cached: str = "keys",
+        blocks: tuple[int, int] | None = None, pool: int | None = None,
+        n_targets: int | None = None, targets_per: str = "row", targets: Any = None, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip
 
 
@@ -179,12 +183,14 @@ class LUTPairAttention(_Attention):
 
     @builds
     def __init__(
-        self, in_features: int, out_features: int, *, n_detectors: int, n_anchors: int, epsilon: float | int = 0.0,
-        dtype: DTypeLike | None = None, param_dtype: DTypeLike = jnp.float32,
-        weights_init: Initializer = jax.nn.initializers.zeros, accumulate: lutjax.FixedPoint | None = None,
-        implementation: Implementation = None, anchors: Any = None, n_positions: int = 0, n_position_bits: int = 0,
-        shared_positions: bool = True, positions_init: Initializer = uniform_positions, window: int | None = None,
-        causal: bool = True, decode: bool = False, cached: str = "keys", blocks: tuple[int, int] | None = None,
-        pool: int | None = None, n_targets: int | None = None, targets_per: str = "row", targets: Any = None,
+        self, in_features: int, out_features: int, *, n_detectors: int, n_anchors: int,
+        epsilon: float | int = 0.0, dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32, weights_init: Initializer = jax.nn.initializers.zeros,
+        accumulate: lutjax.FixedPoint | None = None, implementation: Implementation = None,
+        anchors: Any = None, n_positions: int = 0, n_position_bits: int = 0,
+        shared_positions: bool = True, positions_init: Initializer = uniform_positions,
+        window: int | None = None, causal: bool = True, decode: bool = False, cached: str = "keys",
+        blocks: tuple[int, int] | None = None, pool: int | None = None,
+        n_targets: int | None = None, targets_per: str = "row", targets: Any = None,
         interleave: bool = False, rngs: nnx.Rngs,
     ) -> None: ...  # fmt: skip

@@ -39,9 +39,8 @@ class _Trained(nnx.Param[Any]):
         source = None
         if theirs is not None and theirs is not _slot(self, "_ids"):
             values = {name: v.get_raw_value() for name, v in theirs.items()}
-            source = {
-                name: a for name, a in values.items() if is_concrete(a)
-            }  # a kept tracer would leak
+            # A kept tracer would leak.
+            source = {name: a for name, a in values.items() if is_concrete(a)}
         _set_slot(self, "_source", source)
         compare(self)
 
@@ -51,7 +50,8 @@ class _Trained(nnx.Param[Any]):
         compare(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_ids": _slot(self, "_ids")}  # type: ignore[no-untyped-call]
+        state = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**state, "_ids": _slot(self, "_ids")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -144,9 +144,8 @@ def compare(trained: Any) -> None:
 def check(layer: str, variables: Mapping[str, nnx.Variable[Any]]) -> None:
     """Raise ValueError if a trained variable comes from a layer with other ids."""
     trained = {name: v for name, v in variables.items() if _Trained in type(v).__mro__}
-    if any(
-        _slot(v, "_ids") is None for v in trained.values()
-    ):  # of a layer that Flax copied or merged
+    # Of a layer that Flax copied or merged.
+    if any(_slot(v, "_ids") is None for v in trained.values()):
         link(variables)
     for name, v in trained.items():
         if v.has_metadata(FOREIGN) and _slot(v, "_source") is not None:
@@ -154,8 +153,9 @@ def check(layer: str, variables: Mapping[str, nnx.Variable[Any]]) -> None:
         if v.has_metadata(FOREIGN):
             ids = v.get_metadata(FOREIGN)
             raise ValueError(
-                f"{layer}: {name} is from the state of another layer, whose {ids} differ; {name} and {ids} belong together. Update all "
-                "variables, nnx.update(model, nnx.state(other)), not the trained ones alone."
+                f"{layer}: {name} is from the state of another layer, whose {ids} differ; "
+                f"{name} and {ids} belong together. Update all variables, nnx.update(model, "
+                "nnx.state(other)), not the trained ones alone."
             )
 
 
@@ -175,9 +175,8 @@ def _reduce_hijax(variable: Any) -> tuple[Any, ...]:
     return variable.var_type.from_metadata, (variable.get_raw_value(), variable.get_metadata())
 
 
-if hasattr(
-    variablelib, "HijaxVariable"
-):  # newer versions of Flax; `pickle` of one recurses without end
+# Newer versions of Flax; `pickle` of one recurses without end.
+if hasattr(variablelib, "HijaxVariable"):
     copyreg.pickle(variablelib.HijaxVariable, _reduce_hijax)
 
 
