@@ -49,7 +49,7 @@ MUTATIONS = [
     (V + "_fixed_point.py", "if bound * scale < 1:", "if bound * scale < 0:", "fixed_point or FixedPoint"),
     (V + "_quantized.py", "jnp.floor(scaled + 0.5)", "jnp.floor(scaled)", "integers or quantize or projection"),
     (V + "_thermometer.py", "/ (n_thresholds + 1)\n", "/ n_thresholds\n", "thermometer or thresholds"),
-    (V + "_ngrams.py", "first = np.maximum.accumulate(first, -1)", "first = np.minimum.accumulate(first, -1)", "ngram or memory"),
+    (V + "_ngrams.py", "at - np.maximum.accumulate(first, -1)", "at - np.minimum.accumulate(first, -1)", "ngram or memory"),
     (V + "_reproducible.py", "q = _select((a < 0) != (b < 0), -q, q)", "q = _select((a < 0) == (b < 0), -q, q)", "reproducible"),
     (P + "_checks.py", "d.index.shape == d.flip.shape == d.margin.shape", "d.index.shape == d.flip.shape", "ops or arguments or shapes or detection"),
     (P + "logic_trees.py", "n_leaves >= 2 and n_leaves & (n_leaves - 1) == 0,", "n_leaves >= 2,", "trees"),
@@ -60,7 +60,7 @@ MUTATIONS = [
     # Wiring.
     (W + "_edges.py", "np.nonzero(targets >= 0)", "np.nonzero(targets > 0)", "edges"),
     (W + "_images.py", "np.argsort(~used, axis=1", "np.argsort(used, axis=1", "images"),
-    (W + "_sizes.py", "if min(found) < least:", "if min(found) <= least:", "images or wiring"),
+    (W + "_sizes.py", "if min(sizes) < least:", "if min(found) <= least:", "images or wiring"),
     # Training of tables.
     (T + "collect.py", "    if count < 1:", "    if count < 0:", "microbatch"),
     ("lutjax/optim/_gradients.py", "factor = jnp.where(norm > limit, limit / norm", "factor = jnp.where(norm > limit, norm / limit", "clip or norm"),

@@ -74,13 +74,12 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> Any:
         raise ValueError(f"clip_by_global_norm: max_norm is {max_norm}; it must be above 0.")
     norm = global_norm(gradients)
     limit = jnp.asarray(max_norm, norm.dtype)
+    # With a NaN norm the comparison is False, and the gradients stay as they are.
     factor = jnp.where(norm > limit, limit / norm, jnp.ones_like(norm))
 
     def scale_gradient(gradient: Any) -> Any:
-        return (
-            gradient.scaled(factor)
-            if is_factored(gradient)
-            else gradient * factor.astype(gradient.dtype)
-        )
+        if is_factored(gradient):
+            return gradient.scaled(factor)
+        return gradient * factor.astype(gradient.dtype)
 
     return jax.tree.map(scale_gradient, gradients, is_leaf=is_factored)

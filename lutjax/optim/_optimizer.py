@@ -101,10 +101,8 @@ class Optimizer:
     tables: Chosen | None = None
 
     def __post_init__(self) -> None:
-        for name, rule in {
-            "rule": self.rule,
-            **{f"rules[{n!r}]": r for n, r in self.rules.items()},
-        }.items():
+        rules = {f"rules[{n!r}]": r for n, r in self.rules.items()}
+        for name, rule in {"rule": self.rule, **rules}.items():
             if not isinstance(rule, RowRule):
                 raise TypeError(
                     f"Optimizer: {name} is {format_value(rule)}; expected a row rule, such as "
@@ -129,12 +127,10 @@ class Optimizer:
         if not isinstance(other, Optimizer):
             return NotImplemented
 
+        # Rates may be arrays, which `==` does not compare as a whole.
         def values(optimizer: Optimizer) -> tuple[Any, ...]:
-            return tuple(
-                getattr(optimizer, f.name)
-                for f in dataclasses.fields(optimizer)
-                if f.name != "rates"
-            )
+            fields = (f.name for f in dataclasses.fields(optimizer) if f.name != "rates")
+            return tuple(getattr(optimizer, name) for name in fields)
 
         return values(self) == values(other) and _same_rates(self.rates, other.rates)
 
@@ -171,6 +167,8 @@ class Optimizer:
             self._rates_of(name, split.tables[name])
         rows = {name: self._rule_of(name).init(table) for name, table in split.tables.items()}
         others = _mask_tables(split, split.others)
+        # Step counts and row states are arrays by name. Optax state becomes lists of arrays, so a
+        # checkpoint does not depend on the parameter tree.
         return OptimizerState(
             jnp.zeros((), jnp.int32),
             rows,
@@ -182,10 +180,9 @@ class Optimizer:
 
     def _rates_of(self, name: str, table: Any) -> Any:
         dtype = accumulator(table.dtype)
-        factors = broadcast_factors(
-            "Optimizer", f"rates[{name!r}]", self.rates.get(name, 1.0), table.shape, dtype
-        )
-        check_rates("Optimizer", f"rates[{name!r}]", self._rule_of(name), factors)
+        argument, factor = f"rates[{name!r}]", self.rates.get(name, 1.0)
+        factors = broadcast_factors("Optimizer", argument, factor, table.shape, dtype)
+        check_rates("Optimizer", argument, self._rule_of(name), factors)
         return factors
 
     def specs(
@@ -225,12 +222,9 @@ class Optimizer:
         """
         state = jax.eval_shape(self.init, params)
         specs = functools.partial(
-            sharding.specs,
-            mesh=mesh,
-            axis=axis,
-            tables=state.rows if tables is None else tables,
-            by_rows=by_rows,
-        )
+            sharding.specs, mesh=mesh, axis=axis,
+            tables=state.rows if tables is None else tables, by_rows=by_rows,
+        )  # fmt: skip
         named = jax.tree_util.tree_leaves_with_path(params)
         others = {
             path: (array, spec)
@@ -243,6 +237,7 @@ class Optimizer:
             # parameter.
             ends = (path[first:] for first in range(len(path) + 1))
             param, spec = next((others[end] for end in ends if end in others), (None, None))
+            # A state with another rank, such as a count, is replicated.
             if param is None or spec is None or len(array.shape) != len(param.shape):
                 return PartitionSpec()
             sizes = zip(spec, array.shape, param.shape, strict=False)
@@ -282,43 +277,41 @@ class Optimizer:
             is changed then.
         """
         split = self._split(params)
-        others, of_tables = split.gradients(gradients)
+        others, table_gradients = split.gradients(gradients)
         if set(state.rows) != set(split.tables):
             raise ValueError(
                 f"Optimizer: the state has rows for the tables {sorted(state.rows)}; the "
                 f"parameters have {sorted(split.tables)}. Use init(params)."
             )
+        # All checks come before the first update: an update in place cannot be undone.
         for name, table in split.tables.items():
             check_state(self._rule_of(name), table, state.rows[name])
-            if is_factored(of_tables[name]):
-                check_devices(name, table, of_tables[name])
+            if is_factored(table_gradients[name]):
+                check_devices(name, table, table_gradients[name])
         rate = self.rate(state.step) if callable(self.rate) else self.rate
         moved = {}
         for name, table in split.tables.items():
-            update = update_table if is_factored(of_tables[name]) else update_dense
+            update = update_table if is_factored(table_gradients[name]) else update_dense
             factor, rates = self.rates.get(name, 1.0), None
+            # A scalar stays a scalar: a rate per row would cost a read of an array per row.
             if np.ndim(factor):
                 factor, rates = 1.0, self._rates_of(name, table)
             moved[name] = update(
-                table,
-                of_tables[name],
-                rate * factor,
-                self._rule_of(name),
-                state.rows[name],
-                rates=rates,
-            )
-        params_of_rest = _mask_tables(split, split.others)
-        structure = jax.tree.structure(jax.eval_shape(self._rest_optimizer.init, params_of_rest))
-        state_of_rest = jax.tree.unflatten(structure, jax.tree.leaves(state.rest))
+                table, table_gradients[name], rate * factor, self._rule_of(name),
+                state.rows[name], rates=rates,
+            )  # fmt: skip
+        other_params = _mask_tables(split, split.others)
+        # Optax needs its own state classes; `_flatten_state` stored only their leaves.
+        structure = jax.tree.structure(jax.eval_shape(self._rest_optimizer.init, other_params))
+        other_state = jax.tree.unflatten(structure, jax.tree.leaves(state.rest))
         updates, rest = self._rest_optimizer.update(
-            _mask_tables(split, others), state_of_rest, params_of_rest
+            _mask_tables(split, others), other_state, other_params
         )
-        others = jax.tree.leaves(optax.apply_updates(params_of_rest, updates))
+        others = jax.tree.leaves(optax.apply_updates(other_params, updates))
         params = split.join(others, {n: table for n, (table, _) in moved.items()})
         rows = {name: of_rows for name, (_, of_rows) in moved.items()}
-        return params, OptimizerState(
-            next_step(state.step), rows, _flatten_state(rest, params_of_rest)
-        )
+        rest = _flatten_state(rest, other_params)
+        return params, OptimizerState(next_step(state.step), rows, rest)
 
     def current(
         self, params: Any, state: OptimizerState, rows: Mapping[str, jax.Array] | None = None
@@ -363,7 +356,7 @@ class Optimizer:
                 f"Optimizer.current: rows names {unknown}; "
                 f"the tables are {sorted(split.tables) or 'none'}."
             )
-        found = {name: (table, state.rows[name]) for name, table in split.tables.items()}
+        tables = {name: (table, state.rows[name]) for name, table in split.tables.items()}
         for name in split.tables if rows is None else rows:
             table, ids = split.tables[name], None if rows is None else rows[name]
             if ids is not None and (not np.ndim(ids) or ids.shape[-1] != table.shape[0]):
@@ -371,9 +364,9 @@ class Optimizer:
                     f"Optimizer.current: rows[{name!r}] has shape {list(np.shape(ids))}; expected "
                     f"ids [..., {table.shape[0]}], one per table."
                 )
-            found[name] = self._rule_of(name).current(table, state.rows[name], ids)
-        params = split.join(split.others, {name: table for name, (table, _) in found.items()})
-        return params, state._replace(rows={name: of_rows for name, (_, of_rows) in found.items()})
+            tables[name] = self._rule_of(name).current(table, state.rows[name], ids)
+        params = split.join(split.others, {name: table for name, (table, _) in tables.items()})
+        return params, state._replace(rows={name: of_rows for name, (_, of_rows) in tables.items()})
 
 
 def _mask_tables(split: Split, others: list[Any]) -> Any:

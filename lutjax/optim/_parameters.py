@@ -110,16 +110,16 @@ def cell_total_variation(params: Any, tables: Chosen) -> Float[jax.Array, ""]:
       >>> optim.cell_total_variation(params, tables={"a/weights", "b/weights"})
       Array(2., dtype=float32)
     """
-    found = [
+    table_arrays = [
         array
         for path, array in jax.tree_util.tree_leaves_with_path(params)
         if kind_of(_name(path), array, tables) == "table"
     ]
-    layers = [math.prod(table.shape[:-3]) for table in found]
+    layers = [math.prod(table.shape[:-3]) for table in table_arrays]
     each = [
         # The mean over stacked layers equals the value for one layer with all their tables.
         n * lutjax.cell_total_variation(table.reshape(-1, *table.shape[-2:]))
-        for n, table in zip(layers, found, strict=True)
+        for n, table in zip(layers, table_arrays, strict=True)
     ]
     mean: jax.Array = sum(each, jnp.float32(0)) / max(sum(layers), 1)
     return mean

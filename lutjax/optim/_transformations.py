@@ -113,9 +113,11 @@ def row_transform(
 
         structure: Any
         leaves, structure = jax.tree.flatten(updates, is_leaf=is_factored)
-        given = structure.flatten_up_to(params), structure.flatten_up_to(state.rows)
-        found = [change(*one) for one in zip(leaves, *given, strict=True)]
-        changes, rows = (jax.tree.unflatten(structure, [one[i] for one in found]) for i in range(2))
+        # Parameters and row states have the structure of the gradients at their leaves.
+        others = structure.flatten_up_to(params), structure.flatten_up_to(state.rows)
+        changed = [change(*leaf) for leaf in zip(leaves, *others, strict=True)]
+        changes = jax.tree.unflatten(structure, [change for change, _ in changed])
+        rows = jax.tree.unflatten(structure, [row_state for _, row_state in changed])
         return changes, RowTransformState(next_step(state.step), rows)
 
     return optax.GradientTransformation(init, update)
@@ -154,11 +156,12 @@ def update_dense(
     rate = jnp.asarray(rate, dtype) if rates is None else jnp.asarray(rate, dtype) * rates
     moved, new = rule.step_table(table.astype(dtype), gradient, state, rate)
     touched = gradient != 0 if gradient.ndim == 1 else jnp.any(gradient != 0, -1, keepdims=True)
-    of_rows = {name: a for name, a in state.items() if name != DECAY}
+    # The decay of a table belongs to all rows: `next_state` advances it.
+    row_state = {name: a for name, a in state.items() if name != DECAY}
     moved, new = jax.tree.map(
         lambda n, o: jnp.where(touched, n.astype(o.dtype), o),
-        (moved, {name: new[name] for name in of_rows}),
-        (table, of_rows),
+        (moved, {name: new[name] for name in row_state}),
+        (table, row_state),
     )
     return moved, rule.next_state(state, new, rate)
 
@@ -191,20 +194,21 @@ def scaled(rates: Mapping[str, Any]) -> optax.GradientTransformation:
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
-        found = []
+        names = []
 
         def multiply(path: Any, value: Any) -> Any:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             if name not in rates:
                 return value
-            found.append(name)
+            names.append(name)
             _refuse_factored("scaled", value)
+            argument = f"rates[{name!r}]"
             return value * broadcast_factors(
-                "scaled", f"rates[{name!r}]", rates[name], value.shape, value.dtype
+                "scaled", argument, rates[name], value.shape, value.dtype
             )
 
         multiplied = jax.tree_util.tree_map_with_path(multiply, updates, is_leaf=is_factored)
-        unknown = sorted(set(rates) - set(found))
+        unknown = sorted(set(rates) - set(names))
         if unknown:
             raise ValueError(f"scaled: rates names {unknown}, which are no parameters.")
         return multiplied, state

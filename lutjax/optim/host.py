@@ -60,10 +60,10 @@ class Ids(NamedTuple):
 def _compact_ids(ids: np.ndarray) -> np.ndarray:
     """Return compact ids for each table, ``[n, tables, ways]``."""
     by_table = np.moveaxis(ids, 1, 0)
-    found = in_threads(
+    ids_by_table = in_threads(
         lambda a: np.unique(a, return_inverse=True)[1].reshape(a.shape).astype(np.int32), by_table
     )
-    return np.stack(found, 1)
+    return np.stack(ids_by_table, 1)
 
 
 class RowPrefetcher:
@@ -117,15 +117,14 @@ class RowPrefetcher:
         self._tables, self._ids, self._rate, self._put = dict(tables), ids, rate, put
         self.depth, self._lands = depth, lands
         self._landings: dict[Any, list[jax.Array]] = {}
-        # Threads without tables work ahead of the table thread.
+        # One thread for each stage. The stages without tables work ahead of the table thread, which
+        # applies updates and gathers rows in the order of submission: so a run is reproducible.
         self._threads = {
             what: ThreadPoolExecutor(1, f"lutjax-host-{what}")
             for what in ("ids", "get", "tables", "put")
         }
         self._known: dict[int, Future[Ids]] = {}
-        self._queue: deque[tuple[Future[Ids], Future[dict[str, np.ndarray]], Future[Batch]]] = (
-            deque()
-        )
+        self._queue = deque[tuple[Future[Ids], Future[dict[str, np.ndarray]], Future[Batch]]]()
         self._updates: deque[Future[None]] = deque()
         self._buffers: dict[Any, list[np.ndarray]] = {}
         self._next = 0
@@ -147,14 +146,12 @@ class RowPrefetcher:
         assert step == self._next, "batch(step) comes first"
         ids, _, batch = self._queue.popleft()
         self._next += 1
-        found = self._submit(
-            "get",
-            self._fetch_gradients,
-            {name: open_gradient(g) for name, g in gradients.items()},
-            batch,
-        )
-        self._updates.append(self._submit("tables", self._move, step, found, ids))
+        opened = {name: open_gradient(g) for name, g in gradients.items()}
+        fetched = self._submit("get", self._fetch_gradients, opened, batch)
+        self._updates.append(self._submit("tables", self._move, step, fetched, ids))
         self._fetch(step + 1 + self.depth)
+        # Errors of finished updates are raised here, in the caller's thread, and not only at the
+        # end.
         while self._updates and self._updates[0].done():
             self._updates.popleft().result()  # re-raises its error
 
@@ -180,21 +177,22 @@ class RowPrefetcher:
         for at in range(step, step + self.depth + 1):
             self._fetch(at, rows[at - step] if at - step < len(rows) else None)
 
-    def _fetch(self, step: int, kept: Mapping[str, np.ndarray] | None = None) -> None:
+    def _fetch(self, step: int, stored: Mapping[str, np.ndarray] | None = None) -> None:
+        # Ids of a step ahead, so that the id thread works while the tables are busy.
         for at in (step, step + 1):
             if at not in self._known:
                 self._known[at] = self._submit("ids", self._ids_of, at)
         ids = self._known.pop(step)
-        rows = self._submit("tables", self._gather_rows, ids, kept)
+        rows = self._submit("tables", self._gather_rows, ids, stored)
         self._queue.append((ids, rows, self._submit("put", self._place_batch, rows, ids)))
 
     def _place_batch(self, rows: Future[dict[str, np.ndarray]], ids: Future["Ids"]) -> Batch:
-        found, own = rows.result(), ids.result().own
+        gathered, compact_ids = rows.result(), ids.result().own
         if self._driver is None:
-            batch: Batch = self._put(Batch(found, own))
+            batch: Batch = self._put(Batch(gathered, compact_ids))
             return batch
-        landed = {name: self._copy_rows(a) for name, a in found.items()}
-        return Batch(landed, self._put(own))
+        placed = {name: self._copy_rows(a) for name, a in gathered.items()}
+        return Batch(placed, self._put(compact_ids))
 
     @functools.cached_property
     def _driver(self) -> "_registered.Driver | None":
@@ -208,8 +206,11 @@ class RowPrefetcher:
     def _copy_rows(self, rows: np.ndarray) -> Any:
         """Copy rows to the GPU while it computes; a JAX copy waits for earlier programs."""
         assert self._driver is not None
-        if rows.dtype.kind != "f":  # other types have no such view
+        # JAX has views of external float memory only.
+        if rows.dtype.kind != "f":
             return self._put(rows)
+        # Memory on the device is reused once no array refers to it: an allocation would wait for
+        # earlier programs.
         free = self._landings.setdefault((rows.shape, rows.dtype), [])
         with contextlib.suppress(_registered.RegistrationError):
             memory = free.pop() if free else jax.block_until_ready(self._put(np.zeros_like(rows)))
@@ -220,24 +221,25 @@ class RowPrefetcher:
         return self._put(rows)
 
     def _ids_of(self, step: int) -> "Ids":
-        found = dict(self._ids(step))
-        return Ids(found, {name: _compact_ids(ids) for name, ids in found.items()})
+        ids_of_tables = dict(self._ids(step))
+        return Ids(ids_of_tables, {name: _compact_ids(ids) for name, ids in ids_of_tables.items()})
 
     def _submit(self, what: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
         # Threads inherit the caller's `lutjax.use_implementation`.
         return self._threads[what].submit(contextvars.copy_context().run, function, *args)
 
     def _gather_rows(
-        self, ids: Future["Ids"], kept: Mapping[str, np.ndarray] | None
+        self, ids: Future["Ids"], stored: Mapping[str, np.ndarray] | None
     ) -> dict[str, np.ndarray]:
-        found = ids.result().of_tables
-        if kept is not None:
+        index_of = ids.result().of_tables
+        if stored is not None:
             return {
-                name: table.own(kept[name], found[name]) for name, table in self._tables.items()
+                name: table.own(stored[name], index_of[name])
+                for name, table in self._tables.items()
             }
         rows = {}
         for name, table in self._tables.items():
-            index = found[name]
+            index = index_of[name]
             length, dtype = table.record
             shape = (table.shape[0], len(index) * index.shape[-1], length)
             rows[name] = table.fetch(index, self._buffer(shape, dtype, self._driver))
@@ -248,16 +250,17 @@ class RowPrefetcher:
     ) -> Mapping[str, TableGradient]:
         """Return computed gradients on the host; the batch stays alive until the step ends."""
         jax.block_until_ready(gradients)
-        found: Mapping[str, TableGradient] = jax.tree.map(self._fetch_array, gradients)
-        return found
+        fetched: Mapping[str, TableGradient] = jax.tree.map(self._fetch_array, gradients)
+        return fetched
 
     def _fetch_array(self, array: Any) -> np.ndarray:
-        with contextlib.suppress(_registered.RegistrationError):  # JAX then copies it twice
+        # Without page-locked memory, JAX copies the array twice.
+        with contextlib.suppress(_registered.RegistrationError):
             driver = _registered.driver_of(array) if array.nbytes > _SMALL else None
             if driver is not None:
-                found = self._buffer(array.shape, array.dtype, driver)
-                driver.copy_out(array, found)
-                return found
+                buffer = self._buffer(array.shape, array.dtype, driver)
+                driver.copy_out(array, buffer)
+                return buffer
         return np.asarray(jax.device_get(array))
 
     def _buffer(
@@ -267,11 +270,12 @@ class RowPrefetcher:
         free = self._buffers.setdefault((shape, dtype, driver is not None), [])
         memory = free.pop() if free else None
         if memory is None and driver is not None:
-            # Copies from and to other memory are slower.
+            # Without page-locked memory copies are slower, but work.
             with contextlib.suppress(_registered.RegistrationError):
                 memory = _registered.allocate_registered(shape, dtype, driver)
         if memory is None:
             memory = np.empty(shape, dtype)
+        # The view is lent: when it is gone, its memory is free again.
         lent = memory.view()
         weakref.finalize(lent, free.append, memory)
         return lent
@@ -279,10 +283,10 @@ class RowPrefetcher:
     def _move(
         self, step: int, gradients: Future[Mapping[str, TableGradient]], ids: Future["Ids"]
     ) -> None:
-        rate, found, index = self._rate(step), gradients.result(), ids.result().of_tables
+        rate, fetched, index = self._rate(step), gradients.result(), ids.result().of_tables
         for name, table in self._tables.items():
             # Gradients are available, so earlier programs that read the table have ended.
-            table.update(table.gradient_of(found[name], index[name]), rate, waits=False)
+            table.update(table.gradient_of(fetched[name], index[name]), rate, waits=False)
 
     def abstract(self) -> Batch:
         """Return a batch's shapes and dtypes."""
@@ -291,9 +295,8 @@ class RowPrefetcher:
         for name, a in ids.items():
             length, dtype = self._tables[name].record
             rows[name] = jax.ShapeDtypeStruct((len(a[0]), len(a) * a.shape[-1], length), dtype)
-        return Batch(
-            rows, {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in ids.items()}
-        )
+        compact = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in ids.items()}
+        return Batch(rows, compact)
 
     def queued(self) -> list[dict[str, np.ndarray]]:
         """Return prefetched rows that lack the last updates, for a checkpoint; at most `depth`."""
@@ -340,10 +343,11 @@ class ShardedHostTable:
                 return _put(rows, self._of_rows)
             size, n_local = shape[2], self._mesh.size // self._n
 
+            # Rows are padded so that the devices of a process share them evenly.
             def pad_rows(part: Any) -> np.ndarray:
                 first = part[0].start % n_local * size
-                found = rows[:, first : first + size]
-                return np.pad(found, [(0, 0), (0, size - found.shape[1]), (0, 0)])[None]
+                own_rows = rows[:, first : first + size]
+                return np.pad(own_rows, [(0, 0), (0, size - own_rows.shape[1]), (0, 0)])[None]
 
             return jax.make_array_from_callback(shape, self._of_rows, pad_rows)
 
@@ -376,15 +380,15 @@ class ShardedHostTable:
         """Return the rows of all processes, ``[tables, reads, elements]``; call it inside `jit`."""
         if self._n == 1:
             return dict(batch.rows)
-        found = {}
+        rows_by_name = {}
         for name, a in batch.rows.items():
             n_reads = math.prod(batch.ids[name].shape[::2])
-            # [devices of a process, ...].
+            # Each process has partial sums `[processes, devices of a process, tables, ...]`: a sum
+            # selects the only process that has a row, as others have zeros.
             of_all = a.reshape(self._n, -1, *a.shape[1:]).sum(0, dtype=a.dtype)
-            found[name] = jnp.moveaxis(of_all, 0, 1).reshape(a.shape[1], -1, a.shape[3])[
-                :, :n_reads
-            ]
-        return found
+            rows = jnp.moveaxis(of_all, 0, 1).reshape(a.shape[1], -1, a.shape[3])
+            rows_by_name[name] = rows[:, :n_reads]
+        return rows_by_name
 
 
 def _put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:

@@ -88,14 +88,8 @@ class TrainState(struct.PyTreeNode):
           ValueError: as ``tx.init``.
         """
         others = {} if others is None else others
-        return cls(
-            apply_fn=apply_fn,
-            params=params,
-            others=others,
-            tx=tx,
-            opt_state=tx.init(params),
-            **more,
-        )
+        state = tx.init(params)
+        return cls(apply_fn=apply_fn, params=params, others=others, tx=tx, opt_state=state, **more)
 
     def apply_gradients(self, *, grads: Any, **more: Any) -> "TrainState":
         """Return the state after a step.

@@ -70,18 +70,18 @@ def value_and_grad(
         graph, params, others = parts
 
         def evaluate(arrays: Any) -> tuple[Any, tuple[Any, Any]]:
-            inside = nnx.merge(
-                graph, fill_state(params, arrays), fill_state(others, nnx.to_pure_dict(others))
-            )
+            # A copy of the module inside the gradient, so that traced values never reach `model`.
+            variables = fill_state(others, nnx.to_pure_dict(others))
+            inside = nnx.merge(graph, fill_state(params, arrays), variables)
             result = loss(inside, *args, **kwargs)
             value, aux = result if has_aux else (result, None)
             return value, (aux, nnx.to_pure_dict(nnx.state(inside, nnx.Not(nnx.Param))))
 
-        wanted = tables_of(model) if tables is None else tables
-        on_host = (
-            {name: table for name, (table, _) in host_tables_of(model).items()} if host else None
-        )
-        gradient = collect.value_and_grad(evaluate, tables=wanted, has_aux=True, host=on_host)
+        names = tables_of(model) if tables is None else tables
+        on_host = None
+        if host:
+            on_host = {name: table for name, (table, _) in host_tables_of(model).items()}
+        gradient = collect.value_and_grad(evaluate, tables=names, has_aux=True, host=on_host)
         (value, (aux, changed)), gradients = gradient(nnx.to_pure_dict(params))
         nnx.update(model, fill_state(others, changed))
         return ((value, aux) if has_aux else value), gradients
@@ -197,7 +197,8 @@ class Optimizer(nnx.Module):
 
 def fill_state(state: Any, arrays: Any) -> Any:
     """Return a copy of an `nnx.State` with values from nested dicts of arrays."""
-    state = jax.tree.map(lambda a: a, state)  # replace_by_pure_dict writes into its argument
+    # A copy, because `replace_by_pure_dict` writes into its argument.
+    state = jax.tree.map(lambda a: a, state)
     nnx.replace_by_pure_dict(state, arrays)
     return state
 

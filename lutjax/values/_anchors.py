@@ -125,6 +125,7 @@ def draw_anchors(
         ids, count = None, np.full((n_detectors, 1), n_inputs, np.int32)
     else:
         ids, count = _pack_candidates(np.asarray(candidates), n_inputs, n_detectors)
+    # The detector with the fewest candidates decides whether pairs must repeat.
     fewest = int(count.min(initial=n_inputs))
     n_pairs = fewest * (fewest - 1) // 2
     pairs = f"{fewest} inputs have {n_pairs} pair{'s' if n_pairs != 1 else ''}"
@@ -142,13 +143,12 @@ def draw_anchors(
 
 
 def _program(*static: int) -> Callable[[F], F]:
-    """Return a decorator that compiles a function as one program.
+    """Return a decorator that compiles a function as one program."""
 
-    Without it, each small operation compiles separately for every size. The program draws integers
-    once, so the CPU compiles it without optimizations: in less than half the time, with equal
-    values. Inside other programs it is a part of them.
-    """
-
+    # Without it, each small operation compiles separately for every size. A program that draws
+    # integers once is not worth optimizing: without optimizations the CPU compiles it in less than
+    # half the time, with equal values. Inside other programs it is a part of them, and compiler
+    # options are not allowed.
     def decorate(function: F) -> F:
         inner = jax.jit(function, static_argnums=static)
         outer = jax.jit(
@@ -192,22 +192,25 @@ def _distinct(
                 f"sample_anchors: detector {t} has {len(ids)} different candidate input; "
                 "it compares two different inputs, so it needs at least 2."
             )
+    # Detectors of a group with equal candidates share a pool of pairs. Pools with the same numbers
+    # of candidates and detectors are sampled by one batched call, so the number of compilations
+    # depends on the number of sizes.
     pools: dict[tuple[int, bytes], list[int]] = {}
     for t in range(n_detectors if n_anchors else 0):
-        of_group = t * groups // n_detectors
-        pools.setdefault((of_group, sets[t % len(sets)].tobytes()), []).append(t)
+        group = t * groups // n_detectors
+        pools.setdefault((group, sets[t % len(sets)].tobytes()), []).append(t)
     alike: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
     for pool, detectors in enumerate(pools.values()):
         size = len(sets[detectors[0] % len(sets)])
         alike.setdefault((size, len(detectors)), []).append((pool, detectors))
     pairs = jnp.asarray(np.zeros((n_detectors, n_anchors, 2), np.int32))
     for (_, tables), members in alike.items():
-        of = np.asarray([pool for pool, _ in members], np.int32)
-        ids = np.stack([sets[detectors[0] % len(sets)] for _, detectors in members]).astype(
-            np.int32
+        pool_ids = np.asarray([pool for pool, _ in members], np.int32)
+        ids = np.stack([sets[detectors[0] % len(sets)] for _, detectors in members])
+        detector_ids = np.concatenate([detectors for _, detectors in members]).astype(np.int32)
+        pairs = _with_pools(
+            pairs, key, len(pools), pool_ids, ids.astype(np.int32), detector_ids, tables
         )
-        every = np.concatenate([detectors for _, detectors in members]).astype(np.int32)
-        pairs = _with_pools(pairs, key, len(pools), of, ids, every, tables)
     return pairs
 
 
@@ -223,6 +226,7 @@ def _with_pools(
 ) -> jax.Array:
     """Return pairs with some pools sampled, each for the same number of detectors."""
     n_anchors = pairs.shape[1]
+    # A key for each pool of the layer: a pool's pairs do not depend on how pools are batched.
     keys = jax.random.split(key, n_pools)[pools]
     drawn = _permuted_pairs(keys, ids.shape[1], n_detectors, n_anchors)
     named = jnp.take_along_axis(ids, drawn.reshape(len(ids), -1), 1)
@@ -230,32 +234,40 @@ def _with_pools(
 
 
 def _permuted_pairs(keys: Array, n_inputs: int, n_detectors: int, n_anchors: int) -> jax.Array:
-    """Return pairs ``a < b`` per key, ``[keys, T, C, 2]``: successive permutations of all pairs."""
-    n_pairs = n_inputs * (n_inputs - 1) // 2
-    starts = n_pairs * np.arange(-(-n_detectors * n_anchors // n_pairs) + 1)
-    # Pairs that a detector has before a permutation begins: the first ones of the permutation must
-    # be others.
-    before = starts % n_anchors if n_anchors <= n_pairs else np.zeros_like(starts)
-    missing = np.where(before > 0, n_anchors - before, 0)
-    places = jnp.arange(n_pairs)
+    """Return pairs ``a < b`` per key, ``[keys, T, C, 2]``: successive permutations of all pairs.
 
-    def permute(held: jax.Array, step: tuple[Array, Array, Array]) -> tuple[jax.Array, jax.Array]:
-        key, missing, held_after = step
+    Each key's detectors read one stream of permutations, `n_anchors` pairs per detector.
+    """
+    n_pairs = n_inputs * (n_inputs - 1) // 2
+    n_permutations = -(-n_detectors * n_anchors // n_pairs)
+    starts = n_pairs * np.arange(n_permutations + 1)
+    # A detector across the start of a permutation already has pairs of the permutation before. Its
+    # missing pairs must differ from them, so they are drawn first. With more anchors than pairs,
+    # repeats are unavoidable.
+    n_taken = starts % n_anchors if n_anchors <= n_pairs else np.zeros_like(starts)
+    n_missing = np.where(n_taken > 0, n_anchors - n_taken, 0)
+    positions = jnp.arange(n_pairs)
+
+    def permute(taken: jax.Array, step: tuple[Array, Array, Array]) -> tuple[jax.Array, jax.Array]:
+        """Return the pairs taken from this permutation's end, bool ``[pairs]``, and its order."""
+        key, n_missing, n_taken_at_end = step
         first, rest = jax.random.uniform(key, (2, n_pairs))
-        rank = jnp.zeros_like(places).at[jnp.lexsort((first, held))].set(places)
-        order = jnp.lexsort((rest, jnp.where(rank < missing, rank, n_pairs)))
-        return jnp.zeros_like(held).at[order].set(places >= n_pairs - held_after), order
+        # Pairs that are not taken have the first ranks, in random order.
+        rank = jnp.zeros_like(positions).at[jnp.lexsort((first, taken))].set(positions)
+        order = jnp.lexsort((rest, jnp.where(rank < n_missing, rank, n_pairs)))
+        at_end = positions >= n_pairs - n_taken_at_end
+        return jnp.zeros_like(taken).at[order].set(at_end), order
 
     def sample_pairs_for_key(key: Array) -> jax.Array:
-        keys = jax.random.split(key, len(starts) - 1)
-        if missing[:-1].any():
-            steps = (keys, jnp.asarray(missing[:-1]), jnp.asarray(before[1:]))
+        keys = jax.random.split(key, n_permutations)
+        if n_missing[:-1].any():
+            steps = (keys, jnp.asarray(n_missing[:-1]), jnp.asarray(n_taken[1:]))
             _, orders = jax.lax.scan(permute, jnp.zeros((n_pairs,), bool), steps)
-        else:
+        else:  # no detector reads two permutations, so they are independent
             orders = jax.vmap(lambda key: jax.random.permutation(key, n_pairs))(keys)
         p = orders.reshape(-1)[: n_detectors * n_anchors].astype(jnp.int32)
-        # Pairs of neighbors on a circle come first, then those two apart, and so on: each pair
-        # once.
+        # Inputs lie on a circle. Pair ids count the pairs of neighbors first, then the pairs two
+        # apart, and so on, each pair once, so a pair is computed from its id without a table.
         a, b = p % n_inputs, (p % n_inputs + p // n_inputs + 1) % n_inputs
         pairs = jnp.stack([jnp.minimum(a, b), jnp.maximum(a, b)], -1)
         return pairs.reshape(n_detectors, n_anchors, 2)
@@ -287,9 +299,8 @@ def _pack_candidates(
         )
     packed = np.take_along_axis(candidates, np.argsort(~used, axis=1, kind="stable"), 1)
     packed = np.broadcast_to(packed, (n_detectors, packed.shape[1]))
-    return packed.astype(np.int32), np.broadcast_to(count[:, None], (n_detectors, 1)).astype(
-        np.int32
-    )
+    count = np.broadcast_to(count[:, None], (n_detectors, 1))
+    return packed.astype(np.int32), count.astype(np.int32)
 
 
 def check_anchors(anchors: Int[Array, "detectors bits 2"], n_inputs: int, *, where: str) -> None:

@@ -17,7 +17,8 @@ def match_mapped_axes(value: jax.Array, *others: jax.Array) -> jax.Array:
     mapped custom derivative with an unmapped value.
     """
     for other in others:
-        value = jnp.where(other == other, value, value)  # compilers do not simplify it
+        # Compilers keep this selection of equal values, as NaN differs from itself.
+        value = jnp.where(other == other, value, value)
     return value
 
 
@@ -33,9 +34,8 @@ def _with_derivative_of_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax
 
 
 # Identities as primitives: `jax.vmap`, `jax.jit` and loops keep them until differentiation or
-# lowering.
+# lowering. Reverse mode transposes `_refused` without evaluation; forward mode evaluates it.
 _reverse_only = _compat.Primitive("lutjax_reverse_only")
-# Reverse mode transposes it without evaluation.
 _refused = _compat.Primitive("lutjax_refused_tangent")
 _final = _compat.Primitive("lutjax_final_derivative")
 

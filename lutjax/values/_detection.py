@@ -81,8 +81,8 @@ def clamp_detection(d: Detection) -> Detection:
         return index, index ^ other
 
     # The parts of a user-defined detection may have different shardings.
-    both = _meshes.shard_by_compiler(clamp_ids, lambda index, _: (_meshes.spec_of(index),) * 2)
-    index, flip = both(d.index, d.flip)
+    clamp = _meshes.shard_by_compiler(clamp_ids, lambda index, _: (_meshes.spec_of(index),) * 2)
+    index, flip = clamp(d.index, d.flip)
     return Detection(index, flip, d.margin, d.bits)
 
 

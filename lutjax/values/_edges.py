@@ -89,27 +89,23 @@ def check_bounds(where: str, first: np.ndarray, n_edges: int) -> None:
     """Raise ValueError if the row bounds do not partition the edges into consecutive rows."""
     falls = np.flatnonzero(np.diff(first) < 0)
     if first[0] != 0 or first[-1] != n_edges or falls.size:
-        at = int(falls[0]) if falls.size else 0
+        fall = ""
+        if falls.size:
+            row = int(falls[0])
+            fall = f" and falls from {first[row]} to {first[row + 1]} after row {row}"
         raise ValueError(
-            f"{where}: first goes from {first[0]} to {first[-1]}"
-            + (
-                f" and falls from {first[at]} to {first[at + 1]} after row {at}"
-                if falls.size
-                else ""
-            )
-            + f"; it must rise from 0 to the number of edges, {n_edges}."
+            f"{where}: first goes from {first[0]} to {first[-1]}{fall}; "
+            f"it must rise from 0 to the number of edges, {n_edges}."
         )
 
 
 def width_of(counts: np.ndarray) -> int:
-    """Return the cheapest number of edges per kernel read for rows with these edge counts.
-
-    A further read of a row costs about as much as four more edges.
-    """
+    """Return the cheapest number of edges per kernel read for rows with these edge counts."""
     if not counts.size or not counts.max():
         return 1
     lengths, n_rows = np.unique(counts, return_counts=True)
     widths = np.arange(1, min(int(lengths[-1]), _WIDEST) + 1)
     reads = np.maximum(-(-lengths[None, :] // widths[:, None]), 1)
+    # A further read of a row costs about as much as four more edges; an empty row costs one read.
     costs = ((widths[:, None] + 4) * reads * n_rows[None, :]).sum(1)
     return int(widths[np.argmin(costs)])

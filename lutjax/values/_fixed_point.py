@@ -13,9 +13,8 @@ from jax.typing import DTypeLike
 from lutjax.values._dtypes import accumulator
 
 _LARGEST = 2**31 - 1
-_LEAST_FLOAT32, _LARGEST_FLOAT32 = (
-    float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max")
-)
+_FLOAT32 = np.finfo(np.float32)
+_LEAST_FLOAT32, _LARGEST_FLOAT32 = float(_FLOAT32.tiny), float(_FLOAT32.max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +117,8 @@ class FixedPoint:
         """
         total = _total_bound("FixedPoint.for_bound", bound, terms)
         exponent = math.frexp(_LARGEST / float(total))[1]
-        while total * Fraction(2) ** exponent > _LARGEST:  # frexp gets a rounded quotient
+        # `frexp` gets a rounded quotient. Fractions are exact, so the bound holds for every sum.
+        while total * Fraction(2) ** exponent > _LARGEST:
             exponent -= 1
         scale = 2.0 ** min(exponent, 127)
         if resolution is not None:
@@ -166,7 +166,8 @@ class FixedPoint:
     def quantize(self, values: jax.Array) -> jax.Array:
         """Return values as int32 addends; large values saturate, NaN becomes 0."""
         values = values.astype(accumulator(values.dtype)) * self.scale
-        # Devices convert out-of-range values differently.
+        # Devices convert out-of-range values differently, so clip to the largest float below
+        # 2**31: 2**31 - 1 itself is no float32 and would round up to 2**31.
         limit = np.nextafter(values.dtype.type(2**31), values.dtype.type(0))
         return jnp.where(jnp.isnan(values), 0, jnp.clip(values, -limit, limit)).astype(jnp.int32)
 
@@ -188,11 +189,9 @@ class Totals(FixedPoint):
 # -------------------------------------------------------------------------------------- for kernels
 def addends(values: jax.Array, accumulate: FixedPoint | None) -> jax.Array:
     """Return values in their addend dtype: integers, or floats with at least 32 bits."""
-    return (
-        values.astype(accumulator(values.dtype))
-        if accumulate is None
-        else accumulate.quantize(values)
-    )
+    if accumulate is None:
+        return values.astype(accumulator(values.dtype))
+    return accumulate.quantize(values)
 
 
 def addend_dtype(dtype: DTypeLike, accumulate: FixedPoint | None) -> np.dtype:
@@ -206,14 +205,17 @@ def result(total: jax.Array, dtype: DTypeLike, accumulate: FixedPoint | None) ->
 
 
 # ------------------------------------------------------------------------------------------ for ops
-_MOST_APART = 2**22  # integers between a sum and its floating-point twin
+# An overflow moves a sum by a multiple of 2**32 units. Rounding and the truncation of addends move
+# it by less than this many units.
+_MOST_APART = 2**22
 
 
 def nan_where_apart(fixed: jax.Array, floating: jax.Array, accumulate: FixedPoint) -> jax.Array:
     """Return fixed-point sums, with NaN where they differ from the floating-point sums."""
     dtype = accumulator(fixed.dtype)
     apart = jnp.abs(fixed.astype(dtype) - floating.astype(dtype))
-    return jnp.where(apart <= _MOST_APART / accumulate.scale, fixed, jnp.nan)  # apart may be NaN
+    # `apart` may be NaN, for which the comparison is False: the result is then NaN as well.
+    return jnp.where(apart <= _MOST_APART / accumulate.scale, fixed, jnp.nan)
 
 
 # ------------------------------------------------------------------------------------------- checks

@@ -25,7 +25,7 @@ GATES = np.stack(
 """Coefficients of 1, a, b and ab for the sixteen gates, ``[16, 4]``."""
 
 
-# One dispatch outside of jit, not one per operation.
+# One dispatch outside of jit, not one per operation. Inlined, other programs fuse it.
 @functools.partial(jax.jit, static_argnames=("hard", "axis"), inline=True)
 def coefficients(logits: jax.Array, *, hard: bool, axis: int) -> jax.Array:
     """Return coefficients ``[4, G]`` for logits ``[G, 16]`` (or ``[16, G]`` with `axis` 0)."""

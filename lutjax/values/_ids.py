@@ -29,20 +29,21 @@ def is_concrete(a: Any) -> bool:
 
 def check_once(ids: Any, rule: Hashable, check: Callable[[], None]) -> None:
     """Run a check of ids, only once per JAX array and hashable rule: an array is immutable."""
+    # Keyed by `id`, because arrays have no hash. The weak reference tells the array from a later one
+    # at the same address, and keeps no array alive.
     key = id(ids)
-    found = _checked.get(key)
-    if found is not None and found[0]() is ids and rule in found[1]:
+    entry = _checked.get(key)
+    if entry is not None and entry[0]() is ids and rule in entry[1]:
         return
     if not is_concrete(ids):
         return
-    if isinstance(ids, np.ndarray):  # mutable, may change between two calls
-        check()
-        return
     check()
-    if found is None or found[0]() is not ids:
-        found = weakref.ref(ids, lambda gone: _forget(key, gone)), set()
-        _checked[key] = found
-    found[1].add(rule)
+    if isinstance(ids, np.ndarray):  # mutable, may change between two calls
+        return
+    if entry is None or entry[0]() is not ids:
+        entry = weakref.ref(ids, lambda gone: _forget(key, gone)), set()
+        _checked[key] = entry
+    entry[1].add(rule)
 
 
 _trusted: ContextVar[bool] = ContextVar("lutjax_trusted_ids", default=False)
@@ -67,8 +68,9 @@ def are_trusted() -> bool:
 
 
 def _forget(key: int, gone: Any) -> None:
-    found = _checked.get(key)
-    if found is not None and found[0] is gone:
+    entry = _checked.get(key)
+    # A new array may have the address already: its entry stays.
+    if entry is not None and entry[0] is gone:
         _checked.pop(key, None)
 
 

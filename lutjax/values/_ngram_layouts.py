@@ -107,10 +107,9 @@ class NgramLayout:
                     f"multipliers are {format_value(self.multipliers)}; "
                     f"expected one for each of {max(self.orders)} tokens."
                 )
-            if (
-                not 0 < max(self.multipliers) * (self.n_ids - 1) < 1 << 63
-                or min(self.multipliers) < 1
-            ):
+            # Products of ids and multipliers are hashed as int64, so they must not wrap.
+            largest = max(self.multipliers) * (self.n_ids - 1)
+            if not 0 < largest < 1 << 63 or min(self.multipliers) < 1:
                 raise _error(
                     f"multipliers are {format_value(self.multipliers)}; "
                     f"their products with {self.n_ids} ids must fit int64."
@@ -139,10 +138,8 @@ class NgramLayout:
         """
         config = _text_config(config)
         layers = _require(config, "engram_layer_ids", list | tuple)
-        largest, heads = (
-            _require_integer(config, "engram_max_ngram_size", 2),
-            _require_integer(config, "engram_n_heads"),
-        )
+        largest = _require_integer(config, "engram_max_ngram_size", 2)
+        heads = _require_integer(config, "engram_n_heads")
         n_ids = _require_integer(config, "engram_compressed_vocab_size")
         pad = _require_integer(config, "engram_pad_token_id", 0, other="engram_pad_id")
         _require_place(place, layers, "engram_layer_ids")
@@ -155,8 +152,10 @@ class NgramLayout:
             raise _error(
                 f"engram_pad_token_id is {pad}; the vocabulary has {len(vocabulary.map)} tokens."
             )
+        # Each layer continues with the primes after those of the layer before.
         columns = (largest - 1) * heads
         sizes = _primes(_require_integer(config, "engram_vocab_size"), place * columns, columns)
+        # DeepSeek's own seed, so that rows of its checkpoints are found.
         multipliers = _sampled_multipliers(10007 * int(layers[place]), largest, n_ids)
         stored = config.get("engram_num_embeddings")
         if stored is not None and (len(stored) != len(layers) or stored[place] != sum(sizes)):
@@ -183,14 +182,13 @@ class NgramLayout:
         """
         config = _text_config(config)
         _require_place(place, config.get("ple_layer_ids", range(place + 1)), "ple_layer_ids")
-        largest, heads = (
-            _require_integer(config, "ngram_size", 2),
-            _require_integer(config, "heads_per_ngram"),
-        )
+        largest = _require_integer(config, "ngram_size", 2)
+        heads = _require_integer(config, "heads_per_ngram")
         n_ids, columns = _require_integer(config, "vocab_size"), (largest - 1) * heads
         sizes = _primes(_require_integer(config, "ngram_vocab_size_base"), place * columns, columns)
         unit = _require_integer(config, "make_ngram_vocab_size_divisible_by", default=128)
         seed = _require_integer(config, "seed", 0, default=1234) + 10007 * place
+        # Odd multipliers, so that no bit of an id is lost, and small enough for int64 products.
         half = max(1, ((1 << 63) - 1) // n_ids // 2)
         multipliers = tuple(2 * (_split_mix(seed, i) % half) + 1 for i in range(largest))
         eos = _end_of_text(config)
@@ -227,6 +225,7 @@ class NgramLayout:
         largest = _require_integer(config, "emb_neighbor_num", 2, other="oe_neighbor_num")
         heads = _require_integer(config, "emb_split_num", other="oe_split_num")
         n_ids, columns = _require_integer(config, "vocab_size"), (largest - 1) * heads
+        # Every column has another size, so n-grams that collide in one column differ in others.
         sizes = tuple(int(ratio) * n_ids + 2 * i + 1 for i in range(columns))
         hidden = config.get("hidden_size")
         return cls(
@@ -259,6 +258,7 @@ class NgramLayout:
         """
         check_hashes("NgramLayout", rows=rows, orders=orders, heads=heads, seed=seed)
         sizes = (int(rows),) * (len(orders) * heads)
+        # Without a vocabulary any int32 id is a token.
         n_ids = 1 << 31 if vocabulary is None else vocabulary.size
         return cls(
             "hash", tuple(map(int, orders)), int(heads), sizes, (int(seed),), sum(sizes), n_ids,
@@ -288,22 +288,12 @@ class NgramLayout:
     @property
     def _deciding(self) -> dict[str, Any]:
         """All values with an effect on row ids, except the vocabulary map."""
-        names = (
-            "family",
-            "orders",
-            "heads",
-            "sizes",
-            "multipliers",
-            "n_rows",
-            "n_ids",
-            "fill",
-            "cut",
-        )
-        found = {name: getattr(self, name) for name in names}
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in found.items()
+        values = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("vocabulary", "width")
         }
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
 
     @functools.cached_property
     def digest(self) -> str:
@@ -355,12 +345,12 @@ class NgramLayout:
         Raises:
           ValueError: they differ.
         """
-        for name, found in stored.items():
+        for name, value in stored.items():
             own = np.atleast_1d(getattr(self, name))
-            if np.ravel(found).tolist() != own.tolist():
+            if np.ravel(value).tolist() != own.tolist():
                 raise _error(
                     f"{name} of the config are {own.tolist()}; "
-                    f"stored are {np.ravel(found).tolist()}."
+                    f"stored are {np.ravel(value).tolist()}."
                 )
 
     def rows(
@@ -403,12 +393,12 @@ class NgramLayout:
                 f"NgramLayout.rows: segments is {format_value(segments)} "
                 f"and tokens {format_value(tokens)}; expected one id for each token."
             )
-        xp: Any = (
-            np if not any(isinstance(a, jax.Array) for a in (tokens, history, segments)) else jnp
-        )
+        on_host = not any(isinstance(a, jax.Array) for a in (tokens, history, segments))
+        xp: Any = np if on_host else jnp
         every, starts = self._with_history(xp, tokens, history, segments)
         if self.family == "hash":
             return self._hash_runs(xp, every, starts)
+        # `windows[j]` has the id `j` positions before each token, and the fill id beyond its run.
         windows, length = [], tokens.shape[-1]
         visible: Any = None
         for j in range(max(self.orders)):
@@ -421,22 +411,22 @@ class NgramLayout:
                 ids = xp.where(visible, ids, xp.asarray(self.fill, ids.dtype))
             windows.append(ids)
         compute = self._polynomial if self.family == "longcat" else self._products
-        found = compute(xp, windows)
-        return found
+        return compute(xp, windows)
 
     def _with_history(self, xp: Any, tokens: Any, history: Any, segments: Any) -> tuple[Any, Any]:
         """Return hashed ids with `reach` earlier ids, and a mask for the first id of each run."""
         tokens = self._integers(xp, "tokens", tokens)
         batch = tokens.shape[:-1]
+        # Missing earlier ids are -1, as padding is.
         before = xp.full((*batch, self.reach), -1, tokens.dtype)
         if history is not None:
-            kept = self._integers(xp, "history", history)
-            if kept.shape[:-1] != batch:
+            earlier = self._integers(xp, "history", history)
+            if earlier.shape[:-1] != batch:
                 raise ValueError(
                     f"NgramLayout.rows: history is {format_value(history)} "
                     f"and tokens {format_value(tokens)}; expected the same batch dimensions."
                 )
-            before = xp.concatenate([before, kept], -1)[..., kept.shape[-1] :]
+            before = xp.concatenate([before, earlier], -1)[..., earlier.shape[-1] :]
         every = xp.concatenate([before, tokens], -1)
         absent = every < 0
         if self.vocabulary is not None:
@@ -455,6 +445,8 @@ class NgramLayout:
             segments = xp.broadcast_to(xp.asarray(segments), tokens.shape)
             changes = segments[..., 1:] != segments[..., :-1]
             lead = [(0, 0)] * (changes.ndim - 1)
+            # Positions of `history` belong to the first segment of `tokens`: only a change between
+            # tokens starts a run.
             starts = starts | xp.pad(changes, [*lead, (self.reach + min(1, tokens.shape[-1]), 0)])
         return ids, starts
 
@@ -471,55 +463,56 @@ class NgramLayout:
         return ids
 
     def _constants(self, i: int, ids: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return sizes and offsets for the columns of the `i`-th order, with the rank and dtype of rows."""
+        """Return sizes and offsets of the columns of order `i`, as arrays to combine with rows."""
         part, shape = slice(i * self.heads, (i + 1) * self.heads), (*(1,) * ids.ndim, self.heads)
-        sizes, first = (
-            np.reshape(a[part], shape).astype(ids.dtype) for a in (self.sizes, self.offsets)
-        )
-        return sizes, first
+        sizes, offsets = (np.reshape(a[part], shape) for a in (self.sizes, self.offsets))
+        return sizes.astype(ids.dtype), offsets.astype(ids.dtype)
 
     def _products(self, xp: Any, windows: list[Any]) -> Any:
         """Return rows from products of ids and multipliers, joined by exclusive or."""
+        # The hash of a longer n-gram extends the hash of a shorter one, so `h` is kept.
         h = _product(xp, windows[0], self.multipliers[0])
-        found, joined = [], 1
+        rows_by_order, joined = [], 1
         for i, order in enumerate(self.orders):
             for j in range(joined, order):
-                h = tuple(
-                    a ^ b
-                    for a, b in zip(h, _product(xp, windows[j], self.multipliers[j]), strict=True)
-                )
+                product = _product(xp, windows[j], self.multipliers[j])
+                h = tuple(a ^ b for a, b in zip(h, product, strict=True))
             joined = order
             sizes, first = self._constants(i, windows[0])
-            found.append((_remainder(xp, h, sizes) + first).astype(np.int32))
-        return xp.concatenate(found, -1)
+            rows_by_order.append((_remainder(xp, h, sizes) + first).astype(np.int32))
+        return xp.concatenate(rows_by_order, -1)
 
     def _polynomial(self, xp: Any, windows: list[Any]) -> Any:
         """Return rows of polynomials in the vocabulary size, by Horner's method."""
-        found, base = [], self.multipliers[0]
+        rows_by_order, base = [], self.multipliers[0]
         for i, order in enumerate(self.orders):
             sizes, first = self._constants(i, windows[0])
             r = windows[order - 1][..., None]
+            # Ids below all sizes are residues already.
             if sizes.min() < self.n_ids:
                 r = _append_digit(xp, xp.zeros_like(r), r, 1, sizes)
             for j in reversed(range(order - 1)):
                 r = _append_digit(xp, r, windows[j][..., None], base, sizes)
-            found.append((r + first).astype(np.int32))
-        return xp.concatenate(found, -1)
+            rows_by_order.append((r + first).astype(np.int32))
+        return xp.concatenate(rows_by_order, -1)
 
     def _hash_runs(self, xp: Any, every: Any, starts: Any) -> Any:
         lead = [(0, 0)] * (starts.ndim - 1)
+        # A missing token starts no n-gram, so the token after it begins a run.
         starts = starts | xp.pad(starts[..., :-1] & (every[..., :-1] < 0), [*lead, (1, 0)])
         run = xp.cumsum(starts, -1, dtype=np.int32)
         place = segment_positions(xp, run, run.shape[-1])
         options: Any = {"orders": self.orders, "heads": self.heads, "seed": self.multipliers[0]}
-        found = rows_at(xp, every, place, rows=self.sizes[0], **options)
-        return found[..., self.reach :, :] + np.reshape(
-            self.offsets, (*(1,) * every.ndim, -1)
-        ).astype(np.int32)
+        rows = rows_at(xp, every, place, rows=self.sizes[0], **options)
+        offsets = np.reshape(self.offsets, (*(1,) * every.ndim, -1)).astype(np.int32)
+        return rows[..., self.reach :, :] + offsets
 
 
 def _product(xp: Any, ids: Any, multiplier: int) -> tuple[Any, ...]:
-    """Return ``ids * multiplier``, below ``2**63``: int64 in NumPy, else low and high uint32 words."""
+    """Return ``ids * multiplier``, below ``2**63``.
+
+    One int64 array in NumPy; in JAX, where int64 is off by default, low and high uint32 words.
+    """
     if xp is np:
         return (ids * np.int64(multiplier),)
     low, high = (np.uint32(x) for x in (multiplier & 0xFFFFFFFF, multiplier >> 32))
@@ -537,6 +530,7 @@ def _remainder(xp: Any, h: tuple[Any, ...], sizes: np.ndarray) -> Any:
     """Return ``h % sizes`` with a last axis for the sizes."""
     if xp is np:
         return h[0][..., None] % sizes
+    # Horner's method over digits of 16 bits, the highest first.
     limbs = [a for word in reversed(h) for a in (word >> np.uint32(16), word & np.uint32(0xFFFF))]
     first, *others = (limb.astype(np.int32)[..., None] for limb in limbs)
     r = first if sizes.min() >= _LIMB else _append_digit(xp, xp.zeros_like(first), first, 1, sizes)
@@ -546,19 +540,15 @@ def _remainder(xp: Any, h: tuple[Any, ...], sizes: np.ndarray) -> Any:
 
 
 def _append_digit(xp: Any, r: Any, digit: Any, base: int, sizes: np.ndarray) -> Any:
-    """Return ``(r * base + digit) % sizes`` for residues `r` and digits below ``2**20``.
-
-    In JAX, float32 gives the quotient, which is less than ``2**20 + 1`` and wrong by at most 1:
-    rounding contributes at most four units of ``2**-24``, relatively. The remainder is exact, as
-    int32 arithmetic wraps around and the true value fits.
-    """
+    """Return ``(r * base + digit) % sizes`` for residues `r` and digits below ``2**20``."""
     if xp is np:
         return (r * base + digit) % sizes
+    # float32 gives the quotient, which is less than 2**20 + 1 and wrong by at most 1: rounding
+    # contributes at most four units of 2**-24, relatively. The remainder is exact, as int32
+    # arithmetic wraps around and the true value fits.
     p, inverse = sizes.astype(np.int32), (1 / sizes).astype(np.float32)
-    quotient = (
-        r.astype(np.float32) * (base / sizes).astype(np.float32)
-        + digit.astype(np.float32) * inverse
-    )
+    share = r.astype(np.float32) * (base / sizes).astype(np.float32)
+    quotient = share + digit.astype(np.float32) * inverse
     rest = r * np.int32(base) + digit - quotient.astype(np.int32) * p
     rest = xp.where(rest < 0, rest + p, rest)
     return xp.where(rest >= p, rest - p, rest)
@@ -573,8 +563,8 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         raise TypeError(
             f"NgramLayout: config is {format_value(config)}; expected the dict of a config.json."
         )
-    found: Mapping[str, Any] = config.get("text_config", config)
-    return found
+    text_config: Mapping[str, Any] = config.get("text_config", config)
+    return text_config
 
 
 def _require(config: Mapping[str, Any], name: str, kind: Any) -> Any:
@@ -608,11 +598,8 @@ def _require_place(place: int, layers: Any, name: str) -> None:
 def _end_of_text(config: Mapping[str, Any]) -> int:
     """Return the first end-of-text token, the only one to end n-grams."""
     eos = config.get("eos_token_id")
-    return _require_integer(
-        {"eos_token_id": eos[0] if isinstance(eos, list | tuple) and eos else eos},
-        "eos_token_id",
-        0,
-    )
+    first = eos[0] if isinstance(eos, list | tuple) and eos else eos
+    return _require_integer({"eos_token_id": first}, "eos_token_id", 0)
 
 
 def _sampled_multipliers(seed: int, count: int, n_ids: int) -> tuple[int, ...]:
@@ -624,6 +611,7 @@ def _sampled_multipliers(seed: int, count: int, n_ids: int) -> tuple[int, ...]:
 
 def _split_mix(seed: int, i: int) -> int:
     """Return output ``i + 1`` of SplitMix64, counted from 0."""
+    # Python integers do not wrap: each product needs its modulus.
     x = (seed + 0x9E3779B97F4A7C15 * (i + 2)) % _WORDS
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % _WORDS
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % _WORDS
@@ -632,13 +620,13 @@ def _split_mix(seed: int, i: int) -> int:
 
 def _primes(least: int, skipped: int, count: int) -> tuple[int, ...]:
     """Return consecutive primes from `least` on, after the first `skipped`."""
-    found, start = list[int](), least
-    while len(found) < skipped + count:
+    primes, start = list[int](), least
+    while len(primes) < skipped + count:
         # Primes near n are about log(n) apart; one block mostly suffices.
-        size = max(64, int(2 * (skipped + count - len(found)) * math.log(start + 3)))
-        found += _primes_between(start, start + size)
+        size = max(64, int(2 * (skipped + count - len(primes)) * math.log(start + 3)))
+        primes += _primes_between(start, start + size)
         start += size
-    return tuple(found[skipped : skipped + count])
+    return tuple(primes[skipped : skipped + count])
 
 
 def _primes_between(start: int, stop: int) -> list[int]:

@@ -91,21 +91,16 @@ def ngram_rows(
         )
     if segments is not None:
         require_array("ngram_rows", "segments", segments)
-        if (
-            not jnp.issubdtype(segments.dtype, jnp.integer)
-            or segments.shape[-1:] != tokens.shape[-1:]
-        ):
+        is_integer = jnp.issubdtype(segments.dtype, jnp.integer)
+        if not is_integer or segments.shape[-1:] != tokens.shape[-1:]:
             raise ValueError(
                 f"ngram_rows: segments is {format_value(segments)} "
                 f"and tokens {format_value(tokens)}; expected integer ids, one for each token."
             )
-    np_only = isinstance(tokens, np.ndarray) and (
-        segments is None or isinstance(segments, np.ndarray)
-    )
-    xp: Any = np if np_only else jnp
-    place = segment_positions(
-        xp, xp.asarray(segments) if segments is not None else None, tokens.shape[-1]
-    )
+    arrays = (tokens,) if segments is None else (tokens, segments)
+    xp: Any = np if all(isinstance(a, np.ndarray) for a in arrays) else jnp
+    ids = None if segments is None else xp.asarray(segments)
+    place = segment_positions(xp, ids, tokens.shape[-1])
     return rows_at(xp, xp.asarray(tokens), place, rows=rows, orders=orders, heads=heads, seed=seed)
 
 
@@ -119,18 +114,19 @@ def rows_at(
       tokens: ids ``[..., length]``.
       place: number of preceding tokens available to each n-gram, int32 ``[..., length]``.
     """
+    # Plus one: the hash of a missing token is 0, and token 0 must differ from it.
     length, unsigned = tokens.shape[-1], tokens.astype(np.uint32) + np.uint32(1)
     place = xp.broadcast_to(place, tokens.shape)
-    found = []
+    rows_by_order = []
     for order in orders:
         earlier = []
         for j in range(order):
-            moved = unsigned
+            shifted = unsigned
             if j:
                 lead = [(0, 0)] * (tokens.ndim - 1)
-                moved = xp.pad(unsigned, [*lead, (j, 0)])[..., :length]
-                moved = xp.where(place >= j, moved, xp.zeros_like(moved))
-            earlier.append(moved[..., None])
+                shifted = xp.pad(unsigned, [*lead, (j, 0)])[..., :length]
+                shifted = xp.where(place >= j, shifted, xp.zeros_like(shifted))
+            earlier.append(shifted[..., None])
         # One array for all heads of an order keeps the program size independent of the head count.
         each = np.array(
             [[multiplier(order, head, j, seed) for head in range(heads)] for j in range(order)]
@@ -139,8 +135,8 @@ def rows_at(
         h = earlier[0] * each[0]
         for j in range(1, order):
             h = h ^ (earlier[j] * each[j])
-        found.append(xp.remainder(_mix_elements(h), np.uint32(rows)).astype(np.int32))
-    return xp.concatenate(found, -1)
+        rows_by_order.append(xp.remainder(_mix_elements(h), np.uint32(rows)).astype(np.int32))
+    return xp.concatenate(rows_by_order, -1)
 
 
 def segment_positions(xp: Any, segments: Any, length: int) -> Any:
@@ -153,11 +149,11 @@ def segment_positions(xp: Any, segments: Any, length: int) -> Any:
         return segments.astype(np.int32)
     lead = [(0, 0)] * (segments.ndim - 1)
     begins = xp.pad(segments[..., 1:] != segments[..., :-1], [*lead, (1, 0)], constant_values=True)
+    # A running maximum carries the start of a segment to all of its tokens.
     first = xp.where(begins, at, xp.zeros_like(at))
-    first = (
-        np.maximum.accumulate(first, -1) if xp is np else jax.lax.cummax(first, axis=first.ndim - 1)
-    )
-    return at - first
+    if xp is np:
+        return at - np.maximum.accumulate(first, -1)
+    return at - jax.lax.cummax(first, axis=first.ndim - 1)
 
 
 def multiplier(order: int, head: int, j: int, seed: int) -> int:
@@ -167,6 +163,7 @@ def multiplier(order: int, head: int, j: int, seed: int) -> int:
 
 
 def _mix(h: int) -> int:
+    # The finalizer of MurmurHash3, a bijection of uint32.
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _MASK
     h = ((h ^ (h >> 13)) * 0xC2B2AE35) & _MASK
     return h ^ (h >> 16)

@@ -82,7 +82,7 @@ def exponents(weights: jax.Array, groups: int) -> jax.Array:
     def least_exponent(weights: jax.Array) -> jax.Array:
         most = jnp.max(jnp.abs(in_groups(weights, groups)), axis=1, initial=0)
         # most = f * 2**e with 0.5 <= f < 1: exactly ceil(log2(most)), except e - 1 for powers of
-        # two.
+        # two. A logarithm would be rounded. _TINY gives a group of zeros a finite exponent.
         f, e = jnp.frexp(jnp.maximum(most.astype(accumulator(weights.dtype)), _TINY))
         known = jnp.where(f == 0.5, e - 1, e) - (_BITS - 1)
         return jnp.where(jnp.isfinite(most), known, UNKNOWN).astype(jnp.int32)
@@ -109,6 +109,7 @@ def round_to_scale(weights: jax.Array, exponents: jax.Array) -> jax.Array:
     weights = weights.astype(accumulator(weights.dtype))
     scaled = in_groups(weights, exponents.shape[0]) * power(-exponents[:, None], weights.dtype)
     half = 2 ** (_BITS - 1)
+    # Ties round up, as in the circuits: `jnp.round` would round them to even.
     return jnp.clip(jnp.floor(scaled + 0.5), -half, half - 1).reshape(weights.shape)
 
 
@@ -148,6 +149,7 @@ class WideSum:
 
     @classmethod
     def _carry(cls, high: jax.Array, low: jax.Array) -> "WideSum":
+        # An arithmetic shift rounds down, so the low part is in [0, 2**16) for negative sums too.
         return cls(high + (low >> _LOW), low & _MASK)
 
     def __add__(self, addend: jax.Array) -> "WideSum":
@@ -155,6 +157,7 @@ class WideSum:
 
     def astype(self, dtype: DTypeLike) -> jax.Array:
         """Return the sum as a floating-point number, rounded once."""
+        # Both parts are exact in float32 if `high` is below 2**24, so only the sum is rounded.
         return self.high.astype(dtype) * 2**_LOW + self.low.astype(dtype)
 
 

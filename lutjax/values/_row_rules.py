@@ -49,16 +49,16 @@ class RowRule:
             if field.name == "decay":
                 continue
             value = getattr(self, field.name)
-            number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(
-                value, bool
-            )
-            self._require(field.name, number and math.isfinite(value), "expected a finite number")
+            is_number = isinstance(value, int | float | np.integer | np.floating)
+            is_number = is_number and not isinstance(value, bool)
+            is_finite = is_number and math.isfinite(value)
+            self._require(field.name, is_finite, "expected a finite number")
         self._require("weight_decay", self.weight_decay >= 0, "it must not be negative")
 
     def __repr__(self) -> str:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        shown = [f"{n}={v!r}" for n, v in values.items() if n != "decay" or v != "read"]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        fields = [f"{n}={v!r}" for n, v in values.items() if n != "decay" or v != "read"]
+        return f"{type(self).__name__}({', '.join(fields)})"
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
@@ -93,20 +93,15 @@ class RowRule:
         """
         dtype = accumulator(weights.dtype)
         if len(weights.shape) == 1:
-            self._require(
-                "decay",
-                not self.counts_decay,
-                (
-                    "the rows of a list of edges are touched one by one: "
-                    "give such a table a rule with decay='read'"
-                ),
+            rule = (
+                "the rows of a list of edges are touched one by one: "
+                "give such a table a rule with decay='read'"
             )
+            self._require("decay", not self.counts_decay, rule)
             return {n: jnp.zeros(weights.shape, dtype) for n in self.state_sizes(1)}
         detectors, rows, outputs = weights.shape
         sizes = {**self.state_sizes(outputs), **({DECAYED: 1} if self.counts_decay else {})}
-        state: RowState = {
-            n: jnp.zeros((detectors, rows, size), dtype) for n, size in sizes.items()
-        }
+        state = {n: jnp.zeros((detectors, rows, size), dtype) for n, size in sizes.items()}
         return {**state, DECAY: jnp.zeros((detectors, 1, 2), dtype)} if self.counts_decay else state
 
     def bytes_per_row(self, n_outputs: int) -> int:
@@ -122,16 +117,18 @@ class RowRule:
         """
         if weights.ndim > 1:
             return self.step(weights, gradient, state, rate)
-        given = jax.tree.map(
+        # A last axis of one element makes each edge a row. A scalar rate stays one.
+        as_rows = jax.tree.map(
             lambda a: a[:, None] if jnp.ndim(a) else a, (weights, gradient, state, rate)
         )
-        moved: tuple[jax.Array, RowState] = jax.tree.map(lambda a: a[:, 0], self.step(*given))
+        moved: tuple[jax.Array, RowState] = jax.tree.map(lambda a: a[:, 0], self.step(*as_rows))
         return moved
 
     def step(
         self, rows: jax.Array, gradient: jax.Array, state: RowState, rate: jax.Array
     ) -> tuple[jax.Array, RowState]:
         """Return touched rows and their state ``[..., outputs]`` after a step."""
+        # The row first catches up with the decay of all steps since it was last touched.
         if self.counts_decay:
             rows = rows * jnp.exp(state[DECAYED] - state[DECAY][..., :1])
         direction, new = self._direction(gradient, state)
@@ -151,10 +148,11 @@ class RowRule:
         return {**moved, DECAY: self._decay_after(old[DECAY], rate)} if self.counts_decay else moved
 
     def _decay_after(self, decay: jax.Array, rate: jax.Array) -> jax.Array:
-        # Shares are small relative to their sum, so the next step adds the rounding error.
-        share = jnp.minimum(
-            jnp.asarray(rate, decay.dtype) * jnp.asarray(self.weight_decay, decay.dtype), 1
-        )
+        # The new total and its rounding error, because shares are small relative to their sum: the
+        # next step adds the error. A share of 1 would give an infinite total; _ALL is enough to
+        # reduce a row to 0.
+        dtype = decay.dtype
+        share = jnp.minimum(jnp.asarray(rate, dtype) * jnp.asarray(self.weight_decay, dtype), 1)
         total, rest = decay[..., :1], decay[..., 1:]
         more = rest + jnp.minimum(-jnp.log1p(-share), jnp.asarray(_ALL, decay.dtype))
         new = total + more
@@ -175,8 +173,8 @@ class RowRule:
         total = state[DECAY][..., :1]
 
         def apply_decay(rows: jax.Array, decayed: jax.Array, total: jax.Array) -> jax.Array:
-            left = jnp.exp(decayed - total)
-            return (rows.astype(left.dtype) * left).astype(rows.dtype)
+            share = jnp.exp(decayed - total)
+            return (rows.astype(share.dtype) * share).astype(rows.dtype)
 
         if rows is None:
             decayed = jnp.broadcast_to(total, state[DECAYED].shape)
@@ -240,9 +238,8 @@ class RowAdagrad(RowRule):
 
     def _direction(self, gradient: jax.Array, state: RowState) -> tuple[jax.Array, RowState]:
         total = state["sum_of_squares"] + _mean_square(gradient)
-        return gradient * jax.lax.rsqrt(total + jnp.asarray(self.eps, total.dtype)), {
-            "sum_of_squares": total
-        }
+        scale = jax.lax.rsqrt(total + jnp.asarray(self.eps, total.dtype))
+        return gradient * scale, {"sum_of_squares": total}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -331,7 +328,5 @@ class RowAdam(RowRule):
         if self.b1:
             new["first_moment"] = average("first_moment", self.b1, gradient)
             gradient = correct_bias(new["first_moment"], self.b1)
-        scale = jnp.sqrt(correct_bias(new["second_moment"], self.b2)) + jnp.asarray(
-            self.eps, gradient.dtype
-        )
-        return gradient / scale, new
+        deviation = jnp.sqrt(correct_bias(new["second_moment"], self.b2))
+        return gradient / (deviation + jnp.asarray(self.eps, gradient.dtype)), new

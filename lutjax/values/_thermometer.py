@@ -58,12 +58,12 @@ def thermometer_thresholds(
             "expected [..., features] with at least one sample."
         )
     rows = np.asarray(data).reshape(-1, data.shape[-1])
-    odd = (~np.isfinite(rows)).sum(0)
-    if odd.any():
-        feature = int(odd.argmax())
+    n_invalid = (~np.isfinite(rows)).sum(0)
+    if n_invalid.any():
+        feature = int(n_invalid.argmax())
         raise ValueError(
             f"thermometer_thresholds: feature {feature} of data is NaN or infinite "
-            f"in {odd[feature]} of {len(rows)} samples; "
+            f"in {n_invalid[feature]} of {len(rows)} samples; "
             "expected finite numbers: fill what is missing, or leave the feature out."
         )
     dtype = rows.dtype if rows.dtype == np.float64 else np.float32
@@ -72,6 +72,7 @@ def thermometer_thresholds(
         places = [len(rows) * k // (n_thresholds + 1) for k in range(1, n_thresholds + 1)]
         thresholds = np.sort(rows, axis=0)[places]
     elif method == "uniform":
+        # In float64, because differences and means of large float32 values would lose digits.
         low, high = rows.min(0).astype(np.float64), rows.max(0).astype(np.float64)
         thresholds = low + (high - low) * share[:, None]
     else:

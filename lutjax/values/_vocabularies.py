@@ -119,18 +119,20 @@ class Vocabulary:
 def _merge_tokens(strings: Sequence[str]) -> list[int]:
     """Return merged ids for byte-level vocabulary strings, in token order."""
     bytes_of, keys = _byte_characters(), dict[str, int]()
-    found = []
+    ids = []
     for string in strings:
         text = _decode(string, bytes_of)
-        # Part of a character decodes to U+FFFD, as do other parts: only the string tells them
-        # apart.
+        # A partial character decodes to U+FFFD, as other parts do, so its string is its key. A token
+        # of combining marks or spaces only has an empty normalized text, and keeps its own.
         key = string if "\ufffd" in text else _normalize(text) or text
-        found.append(keys.setdefault(key, len(keys)))
-    return found
+        ids.append(keys.setdefault(key, len(keys)))
+    return ids
 
 
 def _byte_characters() -> dict[str, int]:
     """Return the byte for each character of byte-level vocabularies."""
+    # GPT-2's map: printable Latin-1 characters are themselves, and all other bytes have the
+    # characters from U+0100 on.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -138,14 +140,16 @@ def _byte_characters() -> dict[str, int]:
 
 def _decode(string: str, bytes_of: Mapping[str, int]) -> str:
     """Return a token's text. Added tokens may contain characters that stand for no byte."""
-    found: list[Any] = [bytes_of.get(c) for c in string]
-    return string if None in found else bytes(found).decode("utf-8", "replace")
+    octets: list[Any] = [bytes_of.get(c) for c in string]
+    return string if None in octets else bytes(octets).decode("utf-8", "replace")
 
 
 def _normalize(text: str) -> str:
     text = unicodedata.normalize("NFD", unicodedata.normalize("NFKC", text))
     text = "".join(c for c in text if unicodedata.category(c)[0] != "M")
-    text = "".join(c.lower() for c in text)  # one by one: no final sigma
+    # Character by character, as in the tokenizers library: `str.lower` of a word knows the final
+    # sigma.
+    text = "".join(c.lower() for c in text)
     text = re.sub(r"[ \t\r\n]+", " ", text)
-    kept = _SINGLE_SPACE if text == " " else text.strip(_WHITE_SPACE)
-    return kept.replace(_SINGLE_SPACE, " ")
+    stripped = _SINGLE_SPACE if text == " " else text.strip(_WHITE_SPACE)
+    return stripped.replace(_SINGLE_SPACE, " ")

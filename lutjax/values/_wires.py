@@ -62,6 +62,7 @@ def readers(
     order = xp.argsort(flat, stable=True)
     ordered = flat[order]
     inputs = xp.arange(n_inputs, dtype=flat.dtype)
+    # Readers of an input are consecutive in `ordered`. Slots beyond the last reader are -1.
     place = xp.searchsorted(ordered, inputs)[:, None] + xp.arange(fan_out)[None]
     exists = place < n
     place = xp.minimum(place, n - 1)

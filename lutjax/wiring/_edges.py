@@ -75,6 +75,8 @@ def from_edges(
     check_ids(where, "row", ids.row, n_rows, "rows of a detector")
     check_ids(where, "target", ids.target, n_outputs, "outputs")
     place = _row_numbers(ids, n_rows)
+    # Weights are stored in the order of the edges. Sorting them here would leave the caller's
+    # weights in another order, so unsorted edges are an error.
     falls = np.flatnonzero(np.diff(place) < 0)
     if falls.size:
         e = int(falls[0]) + 1
@@ -109,10 +111,8 @@ def edges(connectivity: Edges | Int[Array, "detectors rows slots"]) -> EdgeIds:
       [[2, 1]]
     """
     if isinstance(connectivity, Edges):
-        place = np.repeat(
-            np.arange(connectivity.n_detectors * connectivity.n_rows),
-            np.diff(np.asarray(connectivity.first)),
-        )
+        n_rows = connectivity.n_detectors * connectivity.n_rows
+        place = np.repeat(np.arange(n_rows), np.diff(np.asarray(connectivity.first)))
         detector, row = np.divmod(place, max(connectivity.n_rows, 1))
         return _as_int32(detector, row, np.asarray(connectivity.target))
     targets = np.asarray(connectivity)
@@ -148,16 +148,16 @@ def remove_edges(connectivity: Edges, keep: Bool[Array, " edges"]) -> Changed:
       >>> fewer.edges.target.tolist(), carry_over(weights, fewer).tolist()
       ([2, 2], [1.0, 8.0])
     """
-    kept = np.asarray(keep)
-    if kept.shape != (connectivity.size,) or kept.dtype != bool:
+    is_kept = np.asarray(keep)
+    if is_kept.shape != (connectivity.size,) or is_kept.dtype != bool:
         raise ValueError(
             f"remove_edges: keep is {format_value(keep)}; "
             f"expected bool[{connectivity.size}], one for each edge."
         )
     ids, n = edges(connectivity), connectivity
-    source = np.flatnonzero(kept).astype(np.int32)
-    place = _row_numbers(EdgeIds(*(a[kept] for a in ids)), n.n_rows)
-    changed = _from_row_numbers(place, ids.target[kept], n.n_detectors, n.n_rows, n.n_outputs)
+    source = np.flatnonzero(is_kept).astype(np.int32)
+    place = _row_numbers(EdgeIds(*(a[is_kept] for a in ids)), n.n_rows)
+    changed = _from_row_numbers(place, ids.target[is_kept], n.n_detectors, n.n_rows, n.n_outputs)
     return Changed(changed, source, np.full(source.shape, -1, np.int32), n.size)
 
 
@@ -181,20 +181,23 @@ def add_edges(connectivity: Edges, detector: Ids, row: Ids, target: Ids) -> Chan
       >>> more.edges.target.tolist(), carry_over(np.array([1.0, 8.0]), more, new=0.5).tolist()
       ([2, 1, 0], [1.0, 0.5, 8.0])
     """
-    where, of = "add_edges", connectivity
+    where, before = "add_edges", connectivity
     new = _ids_of(where, detector, row, target)
-    check_ids(where, "detector", new.detector, of.n_detectors, "detectors")
-    check_ids(where, "row", new.row, of.n_rows, "rows of a detector")
-    check_ids(where, "target", new.target, of.n_outputs, "outputs")
-    old = edges(of)
+    check_ids(where, "detector", new.detector, before.n_detectors, "detectors")
+    check_ids(where, "row", new.row, before.n_rows, "rows of a detector")
+    check_ids(where, "target", new.target, before.n_outputs, "outputs")
+    old = edges(before)
     n_old, n_new = old.target.size, new.target.size
-    place = np.concatenate([_row_numbers(old, of.n_rows), _row_numbers(new, of.n_rows)])
+    place = np.concatenate([_row_numbers(old, before.n_rows), _row_numbers(new, before.n_rows)])
+    # Stable, so that new edges follow the old edges of their row and both keep their order.
     order = np.argsort(place, kind="stable")
     targets = np.concatenate([old.target, new.target])[order]
     source = np.concatenate([np.arange(n_old), np.full(n_new, -1)])[order].astype(np.int32)
     added = np.concatenate([np.full(n_old, -1), np.arange(n_new)])[order].astype(np.int32)
-    changed = _from_row_numbers(place[order], targets, of.n_detectors, of.n_rows, of.n_outputs)
-    return Changed(changed, source, added, of.size)
+    changed = _from_row_numbers(
+        place[order], targets, before.n_detectors, before.n_rows, before.n_outputs
+    )
+    return Changed(changed, source, added, before.size)
 
 
 def carry_over(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
@@ -234,15 +237,14 @@ def carry_over(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
                 f"the list had {changed.n_before} edges."
             )
         module: Any = np if isinstance(a, np.ndarray) else jnp
+        # Edges without a source read index 0, whose value is not selected; it must exist.
         if not a.shape[0]:
             a = module.zeros((1,), a.dtype)
         fresh = module.asarray(new, a.dtype)
-        if fresh.ndim:
-            fresh = (
-                fresh[np.maximum(changed.added, 0)]
-                if n_added
-                else module.zeros(changed.added.shape, a.dtype)
-            )
+        if fresh.ndim and n_added:
+            fresh = fresh[np.maximum(changed.added, 0)]
+        elif fresh.ndim:
+            fresh = module.zeros(changed.added.shape, a.dtype)
         return module.where(changed.source >= 0, a[np.maximum(changed.source, 0)], fresh)
 
     return jax.tree.map(one, arrays)
@@ -267,8 +269,8 @@ def _check_sizes(where: str, **sizes: int) -> None:
 
 def _ids_of(where: str, detector: Ids, row: Ids, target: Ids) -> EdgeIds:
     """Return ids as int32, after checks of their lengths and range."""
-    given = {"detector": np.asarray(detector), "row": np.asarray(row), "target": np.asarray(target)}
-    for name, ids in given.items():
+    arrays = dict(zip(EdgeIds._fields, map(np.asarray, (detector, row, target)), strict=True))
+    for name, ids in arrays.items():
         if ids.size and not np.issubdtype(ids.dtype, np.integer):
             raise TypeError(
                 f"{where}: {name} is {ids.dtype}{list(ids.shape)}; expected integers [edges]."
@@ -277,7 +279,7 @@ def _ids_of(where: str, detector: Ids, row: Ids, target: Ids) -> EdgeIds:
             raise ValueError(
                 f"{where}: {name} is {ids.dtype}{list(ids.shape)}; expected integers [edges]."
             )
-    sizes = {name: ids.size for name, ids in given.items()}
+    sizes = {name: ids.size for name, ids in arrays.items()}
     if len(set(sizes.values())) > 1:
         text = ", ".join(f"{n} of {name}" for name, n in sizes.items())
         raise ValueError(
@@ -289,12 +291,13 @@ def _ids_of(where: str, detector: Ids, row: Ids, target: Ids) -> EdgeIds:
             f"{where}: there are {max(sizes.values())} edges; edge numbers are int32, so edge "
             f"{_MOST} has none."
         )
-    for name, ids in given.items():
+    # Not converted first: NumPy would wrap ids beyond int32 to other valid ids.
+    for name, ids in arrays.items():
         beyond = np.flatnonzero((ids > _MOST) | (ids < -_MOST))
         if beyond.size:
             e = int(beyond[0])
             raise ValueError(f"{where}: edge {e} has {name} {ids[e]}, which does not fit int32.")
-    return _as_int32(*given.values())
+    return _as_int32(*arrays.values())
 
 
 def _as_int32(*ids: np.ndarray) -> EdgeIds:
@@ -303,6 +306,7 @@ def _as_int32(*ids: np.ndarray) -> EdgeIds:
 
 def _row_numbers(ids: EdgeIds, n_rows: int) -> np.ndarray:
     """Return the row index of each edge among the rows of all detectors."""
+    # In int64, because the product of int32 ids could wrap before it is compared.
     return ids.detector.astype(np.int64) * n_rows + ids.row
 
 

@@ -55,10 +55,8 @@ def balanced(
 
 
 def _warn_of_repeats(where: str, n_inputs: int, arity: int) -> None:
-    inputs = (
-        f"there {'are' if n_inputs != 1 else 'is'} {n_inputs} input{'s' if n_inputs != 1 else ''} "
-        "to read"
-    )
+    verb, plural = ("is", "") if n_inputs == 1 else ("are", "s")
+    inputs = f"there {verb} {n_inputs} input{plural} to read"
     warn_of_repeats(where, "arity", arity, n_inputs, inputs)
 
 
@@ -69,7 +67,9 @@ def _orders(key: Array, n: int, size: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _sample_balanced(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
-    block = n_inputs // math.gcd(n_inputs, arity)  # gates that use an order a whole number of times
+    # Gates of a block read a random order of the inputs, over and over, a whole number of times. So
+    # all inputs are read equally often, and a gate reads different ones if there are enough.
+    block = n_inputs // math.gcd(n_inputs, arity)
     orders = _orders(key, -(-n_gates // block), n_inputs)
     gate, slot = np.arange(n_gates)[:, None], np.arange(arity)
     return orders[gate // block, (gate % block * arity + slot) % n_inputs]
@@ -116,8 +116,8 @@ def unique_pairs(key: Array, n_inputs: int, n_gates: int) -> Int[jax.Array, "{n_
 def _unique_pairs(key: Array, n_inputs: int, n_gates: int) -> jax.Array:
     input_key, distance_key = jax.random.split(key)
     circles, rest = divmod(n_gates, n_inputs)
-    # Distances up to `most` have n_inputs pairs.
-    start, most = (np.arange(n_inputs), (n_inputs - 1) // 2)
+    # Each distance on the circle up to `most` has n_inputs pairs, one that starts at each input.
+    start, most = np.arange(n_inputs), (n_inputs - 1) // 2
     # The other pairs have distance 1, alternating, so that all inputs have one before any has two;
     # or, if the circles include distance 1, the distance of opposite inputs.
     spare = 2 if circles < most else 1
@@ -164,7 +164,8 @@ def trees(
     """
     require_key("trees", key)
     require("trees", n_inputs=n_inputs, n_trees=n_trees, depth=depth, arity=arity)
-    _warn_of_repeats("trees", n_inputs, arity)  # gates of a tree may share inputs
+    # The gates of a tree may share inputs, so only the inputs of a gate are compared with `arity`.
+    _warn_of_repeats("trees", n_inputs, arity)
     return _sample_balanced(key, n_inputs, n_trees, arity**depth)
 
 
@@ -208,15 +209,16 @@ def random(
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _sample_random(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
     # Input i is drawn among n - i remaining inputs, then shifted past earlier draws, ascending.
-    found: list[jax.Array] = []
+    earlier: list[jax.Array] = []
     for number, place_key in enumerate(jax.random.split(key, arity)):
-        left = n_inputs - number if n_inputs >= arity else n_inputs
-        drawn = jax.random.randint(place_key, (n_gates,), 0, left, jnp.int32)
-        if n_inputs >= arity and found:
-            for before in jnp.sort(jnp.stack(found), 0):
+        n_free = n_inputs - number if n_inputs >= arity else n_inputs
+        drawn = jax.random.randint(place_key, (n_gates,), 0, n_free, jnp.int32)
+        if n_inputs >= arity and earlier:
+            # In ascending order: each shift may move the number onto the next earlier one.
+            for before in jnp.sort(jnp.stack(earlier), 0):
                 drawn = jnp.where(drawn >= before, drawn + 1, drawn)
-        found.append(drawn)
-    return jnp.stack(found, -1)
+        earlier.append(drawn)
+    return jnp.stack(earlier, -1)
 
 
 def butterfly(
@@ -258,6 +260,8 @@ def butterfly(
       True
     """
     require("butterfly", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
+    # The order of the gates is the order in which the next layer reads them, as both have one
+    # width.
     number = np.argsort(_order(n_gates))
     reads = (number[:, None] * arity + np.arange(arity)) % n_inputs
     return jnp.asarray(_order(n_inputs)[reads], jnp.int32)

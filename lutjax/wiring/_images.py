@@ -65,23 +65,20 @@ class Connectivity:
         for name in ("in_shape", "out_shape"):
             object.__setattr__(self, name, shape_of(where, name, getattr(self, name), (1, 2, 3)))
         for name in ("centers", "candidates", "targets"):
-            given = np.asarray(getattr(self, name))
+            value = np.asarray(getattr(self, name))
             whole = name != "centers"
-            if given.ndim != 2 or (whole and not np.issubdtype(given.dtype, np.integer)):
+            if value.ndim != 2 or (whole and not np.issubdtype(value.dtype, np.integer)):
                 expected = "int32 [groups, ids]" if whole else "[groups, 2]"
                 raise ValueError(
-                    f"{where}: {name} is {given.dtype}{list(given.shape)}; expected {expected}."
+                    f"{where}: {name} is {value.dtype}{list(value.shape)}; expected {expected}."
                 )
-            kept = np.array(given, np.int32 if whole else np.float64)
-            kept.flags.writeable = False
-            object.__setattr__(self, name, kept)
-        if (
-            self.centers.shape[1] != 2
-            or len({len(self.centers), len(self.candidates), len(self.targets)}) > 1
-        ):
-            shapes = ", ".join(
-                str(list(a.shape)) for a in (self.centers, self.candidates, self.targets)
-            )
+            # A read-only copy, so that the digest, which is also the hash, stays valid.
+            array = np.array(value, np.int32 if whole else np.float64)
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        arrays = (self.centers, self.candidates, self.targets)
+        if self.centers.shape[1] != 2 or len(set(map(len, arrays))) > 1:
+            shapes = ", ".join(str(list(a.shape)) for a in arrays)
             raise ValueError(
                 f"{where}: centers, candidates and targets have the shapes {shapes}; expected "
                 "[groups, 2], and [groups, ids] with the same number of groups."
@@ -132,14 +129,9 @@ class Connectivity:
         self.check_candidates(type(self).__name__)
         candidates = np.repeat(self.candidates, n_detectors, axis=0)
         return sample_anchors(
-            key,
-            self.n_inputs,
-            len(candidates),
-            n_anchors,
-            candidates=candidates,
-            distinct=distinct,
-            groups=self.n_groups,
-        )
+            key, self.n_inputs, len(candidates), n_anchors,
+            candidates=candidates, distinct=distinct, groups=self.n_groups,
+        )  # fmt: skip
 
     def table_targets(self, n_detectors: int) -> Int[np.ndarray, "detectors 1 slots"]:
         """Return the table targets of all groups for `lutjax.sparse_lut`.
@@ -178,13 +170,8 @@ class Connectivity:
         return self is other or (isinstance(other, Connectivity) and self._digest == other._digest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (
-            self.in_shape,
-            self.out_shape,
-            self.centers,
-            self.candidates,
-            self.targets,
-        )
+        arrays = (self.centers, self.candidates, self.targets)
+        return type(self), (self.in_shape, self.out_shape, *arrays)
 
     def __repr__(self) -> str:
         n_read, n_reached = self.candidates.shape[1], self.targets.shape[1]
@@ -227,8 +214,8 @@ def windows(
     size, step, around = window_sizes("windows", shape, kernel, stride, padding)
     ids = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
     ids = np.pad(ids, [(n, n) for n in (*around, 0)], constant_values=-1)
-    found = np.lib.stride_tricks.sliding_window_view(ids, size, (0, 1))[:: step[0], :: step[1]]
-    return np.moveaxis(found, 2, -1).reshape(*found.shape[:2], -1)
+    views = np.lib.stride_tricks.sliding_window_view(ids, size, (0, 1))[:: step[0], :: step[1]]
+    return np.moveaxis(views, 2, -1).reshape(*views.shape[:2], -1)
 
 
 def window_sizes(
@@ -293,6 +280,7 @@ def window_groups(
     return Connectivity(
         in_shape,
         (rows, columns, outputs),
+        # Centers lie between pixels if the kernel is even.
         corners + (np.array(size) - 1) / 2,
         _pack_ids(ids.reshape(rows * columns, -1)),
         np.arange(rows * columns * outputs).reshape(-1, outputs),
@@ -400,13 +388,14 @@ def projections(
         )
     center_key, target_key = _keys(where, key, centers, probability)
     points = _centers(where, center_key, read, window, groups, centers, deviation)
+    # The window nearest to the center, shifted into the map so that it is whole.
     limits = np.array(read[:2]) - window
     first = np.clip(np.floor(points - (np.array(window) - 1) / 2 + 0.5), 0, limits).astype(np.int64)
 
     candidates = _ids(first, np.broadcast_to(window, first.shape), read)
     candidates = _replace_masked(where, "input_mask", candidates, input_mask, read)
-    # Exact, as twice the center is an integer: |2 height t - twice out_height| <= (size - 1)
-    # height.
+    # In integers, so exact: the center is first + (window - 1) / 2, and target t is reached if
+    # |2 height t - twice out_height| <= (size - 1) height.
     twice, span = 2 * first + window - 1, (0, 0)
     start, count = np.zeros_like(first), np.broadcast_to(reached[:2], first.shape)
     if projective is not None:
@@ -429,29 +418,33 @@ def projections(
         )
     if probability < 1:
         assert target_key is not None
+        # Known in advance also where a layer is made inside of `jax.jit`.
         with jax.ensure_compile_time_eval():
             drawn = np.asarray(jax.random.uniform(target_key, targets.shape))
         targets = np.where(drawn < probability, targets, -1)
-    found = Connectivity(in_shape, out_shape, twice / 2, _pack_ids(candidates), _pack_ids(targets))
-    found.check_candidates(where, " Use a larger receptive size or another input_mask.")
-    return found
+    connectivity = Connectivity(
+        in_shape, out_shape, twice / 2, _pack_ids(candidates), _pack_ids(targets)
+    )
+    connectivity.check_candidates(where, " Use a larger receptive size or another input_mask.")
+    return connectivity
 
 
 def _keys(
     where: str, key: Array | None, centers: Any, probability: float
 ) -> tuple[Array, Array] | tuple[None, None]:
     if key is None:
-        drawn = f"centers is {centers!r}" if isinstance(centers, str) and centers != "grid" else ""
-        drawn = drawn or (f"probability is {probability}" if probability < 1 else "")
-        if drawn:
-            raise ValueError(f"{where}: key is None, but {drawn}; give a key of jax.random.")
+        reason = f"centers is {centers!r}" if isinstance(centers, str) and centers != "grid" else ""
+        reason = reason or (f"probability is {probability}" if probability < 1 else "")
+        if reason:
+            raise ValueError(f"{where}: key is None, but {reason}; give a key of jax.random.")
         return None, None
     if isinstance(key, jax.core.Tracer):
         raise ValueError(
             f"{where}: key is traced; connectivity must be known in advance. "
             "Sample it outside jax.jit."
         )
-    with jax.ensure_compile_time_eval():  # a program may construct a layer
+    # A program may construct a layer, but connectivity must not become a part of it.
+    with jax.ensure_compile_time_eval():
         center_key, target_key = jax.random.split(key)
     return center_key, target_key
 
@@ -469,12 +462,8 @@ def _centers(
     size = np.array(image[:2], np.float64)
     if not isinstance(centers, str):
         points = np.asarray(centers, np.float64)
-        if (
-            points.ndim != 2
-            or points.shape[1] != 2
-            or not len(points)
-            or not np.isfinite(points).all()
-        ):
+        is_list = points.ndim == 2 and points.shape[1] == 2 and len(points) > 0
+        if not is_list or not np.isfinite(points).all():
             raise ValueError(
                 f"{where}: centers has shape {list(points.shape)}; "
                 "expected finite numbers [groups, 2]."
@@ -517,12 +506,11 @@ def _ids(first: np.ndarray, count: np.ndarray, image: tuple[int, int, int]) -> n
     high, wide = (int(n) for n in count.max(0).clip(1))
     rows = first[:, :1] + np.arange(high)
     columns = first[:, 1:] + np.arange(wide)
-    inside = (np.arange(high) < count[:, :1])[:, :, None] & (np.arange(wide) < count[:, 1:])[
-        :, None
-    ]
-    pixels = np.where(inside, rows[:, :, None] * width + columns[:, None], -1).reshape(
-        len(first), -1, 1
-    )
+    # Rectangles differ in size: each is a part of the largest one.
+    has_row = (np.arange(high) < count[:, :1])[:, :, None]
+    has_column = (np.arange(wide) < count[:, 1:])[:, None]
+    pixels = np.where(has_row & has_column, rows[:, :, None] * width + columns[:, None], -1)
+    pixels = pixels.reshape(len(first), -1, 1)
     return np.where(pixels < 0, -1, pixels * channels + np.arange(channels)).reshape(len(first), -1)
 
 
@@ -531,13 +519,13 @@ def _replace_masked(
 ) -> np.ndarray:
     if mask is None:
         return ids
-    kept = np.asarray(mask)
-    if kept.dtype != np.bool_ or kept.shape != image[:2]:
+    selected = np.asarray(mask)
+    if selected.dtype != np.bool_ or selected.shape != image[:2]:
         raise ValueError(
-            f"{where}: {name} is {kept.dtype}{list(kept.shape)}; expected bool {list(image[:2])}, "
-            "False for excluded pixels."
+            f"{where}: {name} is {selected.dtype}{list(selected.shape)}; "
+            f"expected bool {list(image[:2])}, False for excluded pixels."
         )
-    return np.where(kept.reshape(-1)[np.maximum(ids, 0) // image[2]], ids, -1)
+    return np.where(selected.reshape(-1)[np.maximum(ids, 0) // image[2]], ids, -1)
 
 
 def _pack_ids(ids: np.ndarray) -> np.ndarray:

@@ -51,7 +51,8 @@ class Windows:
 
     def __post_init__(self) -> None:
         n_channels = self._shape[2]
-        windows(self._shape, self.kernel)  # checks the kernel
+        # Raises for an impossible kernel, before any layer is made.
+        windows(self._shape, self.kernel)
         if self.channels is not None and not 0 < self.channels <= n_channels:
             raise ValueError(
                 f"Windows: channels is {self.channels}, but the image has {n_channels}; "
@@ -69,10 +70,11 @@ class Windows:
                 f"Windows: image_shape is {self.image_shape}, with {height * width * n_channels} "
                 f"values, but there are {n_inputs} inputs; bits of a pixel count as channels."
             )
-        found = windows(self._shape, self.kernel)
-        ids = jnp.asarray(found.reshape(-1, found.shape[-1]))
+        ids_by_window = windows(self._shape, self.kernel)
+        ids = jnp.asarray(ids_by_window.reshape(-1, ids_by_window.shape[-1]))
         window_key, value_key, channel_key = jax.random.split(key, 3)
         window = balanced(window_key, len(ids), n_gates, 1)
+        # Each gate reads a balanced choice of `own` channels, and balanced values among them.
         own = n_channels if self.channels is None else self.channels
         value = balanced(value_key, ids.shape[1] // n_channels * own, n_gates, arity)
         if self.channels is not None:

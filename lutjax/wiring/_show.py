@@ -83,16 +83,12 @@ def show(
         maps.append((fields.out_shape, fields.reached, "reach", _OUTPUTS))
     for line, (shape, ids, verb, colors) in zip(grid, maps, strict=True):
         for axes, g in zip(line, picked, strict=False):
-            _draw(
-                axes,
-                _image(shape, ids[g]),
-                f"{fields.unit} {g} {verb}{'es' if verb == 'reach' else 's'}",
-                colors,
-            )
-        every = sum(
-            (_image(shape, of_group) > 0 for of_group in ids), np.zeros(as_image(shape)[:2], int)
-        )
-        image = _draw(line[-1], every, f"{fields.unit}s that {verb} a pixel", colors)
+            label = f"{fields.unit} {g} {verb}{'es' if verb == 'reach' else 's'}"
+            _draw(axes, _image(shape, ids[g]), label, colors)
+        n_groups = np.zeros(as_image(shape)[:2], int)
+        for ids_of_group in ids:
+            n_groups += _image(shape, ids_of_group) > 0
+        image = _draw(line[-1], n_groups, f"{fields.unit}s that {verb} a pixel", colors)
         figure.colorbar(image, ax=line[-1], shrink=0.8)
     for axes, g in zip(grid[0], picked, strict=False):
         _draw_comparisons(axes, fields, g)
@@ -125,9 +121,9 @@ def _draw(axes: Any, image: np.ndarray, title: str, colors: str) -> Any:
     axes.set_title(title, fontsize=9)
     axes.set_xticks([])
     axes.set_yticks([])
-    return axes.imshow(
-        image, cmap=colors, vmin=0, vmax=max(1.3 if image.dtype != int else 0, image.max())
-    )
+    # Shares end at 1, below the darkest color, so that lines stay visible on them; counts do not.
+    largest = max(1.3 if image.dtype != int else 0, image.max())
+    return axes.imshow(image, cmap=colors, vmin=0, vmax=largest)
 
 
 def _draw_comparisons(axes: Any, fields: _Fields, g: int) -> None:
@@ -135,14 +131,8 @@ def _draw_comparisons(axes: Any, fields: _Fields, g: int) -> None:
     _, width, channels = as_image(fields.in_shape)
     if fields.pairs is not None:
         pixels = fields.pairs[g] // channels
-        axes.plot(
-            pixels.T % width,
-            pixels.T // width,
-            color=_PAIRS,
-            linewidth=0.8,
-            marker=".",
-            markersize=2,
-        )
+        style = {"color": _PAIRS, "linewidth": 0.8, "marker": ".", "markersize": 2}
+        axes.plot(pixels.T % width, pixels.T // width, **style)
     if fields.centers is not None:
         row, column = fields.centers[g]
         axes.plot([column], [row], color=_INK, marker="+", markersize=7)
@@ -161,9 +151,8 @@ def _fields_of(source: Any, in_shape: Size | None, out_shape: Size | None) -> _F
                 "expected a Connectivity, a layer of lutjax.layers.nnx, variables by name, "
                 "anchors [detectors, pairs, 2], or ids [groups, inputs]."
             )
-        arrays: dict[str, Any] = {
-            "anchors" if ids.ndim == 3 and ids.shape[2] == 2 else "wires": ids
-        }
+        name = "anchors" if ids.ndim == 3 and ids.shape[2] == 2 else "wires"
+        arrays: dict[str, Any] = {name: ids}
     else:
         arrays = _arrays_of(source if spec is None else source._arrays())
     if spec is not None and hasattr(spec, "connectivity"):
@@ -181,16 +170,17 @@ def _require_none(in_shape: Size | None, out_shape: Size | None) -> None:
 
 def _arrays_of(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the id arrays by name, also from nested collections, as in Linen."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, value in variables.items():
         if isinstance(value, Mapping):
-            found |= _arrays_of(value)
+            arrays |= _arrays_of(value)
         elif name in ("anchors", "targets", "wires"):
-            found[name] = np.asarray(value)
-    return found
+            arrays[name] = np.asarray(value)
+    return arrays
 
 
 def _connectivity_fields(c: Connectivity, pairs: np.ndarray | None) -> _Fields:
+    # A figure of targets that are all outputs would show nothing.
     every = c.targets.shape[1] == c.n_outputs and (c.targets >= 0).all()
     out_shape, reached = (None, None) if every else (c.out_shape, c.targets)
     return _Fields("group", c.in_shape, c.candidates, pairs, c.centers, out_shape, reached)
@@ -199,29 +189,39 @@ def _connectivity_fields(c: Connectivity, pairs: np.ndarray | None) -> _Fields:
 def _array_fields(
     arrays: Mapping[str, np.ndarray], spec: Any, in_shape: Size | None, out_shape: Size | None
 ) -> _Fields:
+    """Return the fields of a layer or arrays without a connectivity.
+
+    Args:
+      arrays: anchors ``[detectors, pairs, 2]`` or wires ``[gates, inputs]``, and perhaps targets
+          ``[detectors or 1, rows or 1, slots]``.
+      spec: the layer; None for arrays.
+      in_shape, out_shape: shapes of the maps; None for vectors.
+    """
     name = next((n for n in ("anchors", "wires") if n in arrays), None)
     if name is None:
         raise ValueError("show: source has neither anchors nor wires to draw.")
     ids, targets = arrays[name], arrays.get("targets")
-    n_inputs = n_outputs = None
-    if hasattr(spec, "n_tables"):  # tables over a vector, perhaps with group-local ids
+    n_groups, n_inputs, n_outputs = 1, None, None
+    if hasattr(spec, "n_tables"):
+        # Tables over a vector. Each group of a layer counts its inputs and outputs from 0.
         n_groups = getattr(spec, "groups", None) or 1
         n_inputs, n_outputs = n_groups * spec.n_inputs, n_groups * spec.n_outputs
         ids = _global_ids(ids, n_groups, spec.n_inputs)
     elif name == "wires":
         n_inputs = getattr(spec, "in_features", None)
-    pairs = ids if name == "anchors" else ids[:, None] if ids.shape[1:] == (2,) else None
-    unit = "detector" if name == "anchors" else "gate" if spec is not None else "group"
+    if name == "anchors":
+        unit, pairs = "detector", ids
+    else:  # two inputs of a gate are drawn like a compared pair
+        unit, pairs = "group" if spec is None else "gate", None
+        if ids.shape[1:] == (2,):
+            pairs = ids[:, None]
     if in_shape is None:
         in_shape = getattr(spec, "window_shape", None)
-    fields = _Fields(
-        unit,
-        _shape("in_shape", in_shape, ids, n_inputs, "inputs"),
-        ids.reshape(len(ids), -1),
-        pairs,
-    )
+    shape = _shape("in_shape", in_shape, ids, n_inputs, "inputs")
+    fields = _Fields(unit, shape, ids.reshape(len(ids), -1), pairs)
     if targets is None:
         return fields
+    # Detectors may share their targets. The rows of a table are drawn as one.
     reached = np.repeat(targets.reshape(len(targets), -1), len(ids) // len(targets), axis=0)
     if n_outputs:
         reached = _global_ids(reached, n_groups, spec.n_outputs)
@@ -232,20 +232,21 @@ def _array_fields(
 def _global_ids(ids: np.ndarray, n_groups: int, n_of_group: int) -> np.ndarray:
     """Convert group-local ids to global ids, with groups in order on the first axis."""
     group = np.arange(len(ids)) * n_groups // len(ids)
-    return np.where(ids < 0, -1, ids + (n_of_group * group).reshape(-1, *(1,) * (ids.ndim - 1)))
+    first = (n_of_group * group).reshape(-1, *(1,) * (ids.ndim - 1))
+    return np.where(ids < 0, -1, ids + first)
 
 
 def _shape(
-    name: str, given: Size | None, ids: np.ndarray, n_values: int | None, kind: str
+    name: str, shape_argument: Size | None, ids: np.ndarray, n_values: int | None, kind: str
 ) -> tuple[int, ...]:
     """Return the map shape, by default one row; a map of unknown size may exceed the ids."""
     least = int(ids.max(initial=0)) + 1 if n_values is None else n_values
-    if given is None:
+    if shape_argument is None:
         return (least,)
-    shape = shape_of("show", name, given, (1, 2, 3))
+    shape = shape_of("show", name, shape_argument, (1, 2, 3))
     size = int(np.prod(shape))
     if size < least or n_values not in (None, size):
         raise ValueError(
-            f"show: {name} is {given}, a map of {size} values; there are {least} {kind}."
+            f"show: {name} is {shape_argument}, a map of {size} values; there are {least} {kind}."
         )
     return shape

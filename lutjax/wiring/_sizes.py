@@ -17,27 +17,27 @@ def require(where: str, **sizes: int) -> None:
 
 def pair(where: str, name: str, size: Size, least: int = 1) -> tuple[int, int]:
     """Return height and width of a size."""
-    found = _as_integers(normalize_value(size))
-    if found is None or len(found) > 2:
+    sizes = _as_integers(normalize_value(size))
+    if sizes is None or len(sizes) > 2:
         raise ValueError(
             f"{where}: {name} is {format_value(size)}; "
             "expected an integer, or a height and a width."
         )
-    if min(found) < least:
+    if min(sizes) < least:
         raise ValueError(f"{where}: {name} is {format_value(size)}; it must be at least {least}.")
-    return found[0], found[-1]
+    return sizes[0], sizes[-1]
 
 
 def shape_of(where: str, name: str, shape: Size, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a map of values: height and width, and optionally channels."""
-    found = _as_integers(normalize_value(shape))
-    if found is None or len(found) not in ranks or min(found) < 1:
+    sizes = _as_integers(normalize_value(shape))
+    if sizes is None or len(sizes) not in ranks or min(sizes) < 1:
         one = "a number of values, " if 1 in ranks else ""
         raise ValueError(
             f"{where}: {name} is {format_value(shape)}; "
             f"expected {one}(height, width) or (height, width, channels), each at least 1."
         )
-    return found
+    return sizes
 
 
 def as_image(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -49,9 +49,8 @@ def as_image(shape: tuple[int, ...]) -> tuple[int, int, int]:
 def _as_integers(size: Size) -> tuple[int, ...] | None:
     """Return integers as a tuple, None for anything else."""
     try:
-        return (
-            tuple(operator.index(n) for n in (size if isinstance(size, Sequence) else (size,)))
-            or None
-        )
+        # `operator.index` accepts integers of NumPy, but no float with an integer value.
+        sizes = tuple(operator.index(n) for n in (size if isinstance(size, Sequence) else (size,)))
     except TypeError:
         return None
+    return sizes or None
