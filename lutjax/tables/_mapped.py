@@ -79,12 +79,12 @@ class MappedTable(HostTable):
         self._base = MappedRows(parts, Codec(codec, width, scale), scales, base)
         super().__init__((1, self._base.n_rows, width), np.float32, _refuse_to_sample, name)
         self.layout, self.trains = None if layout is None else layout.digest, trains
-        wanted = getattr(layout, "width", None)
+        layout_width = getattr(layout, "width", None)
         if layout is not None and (
-            layout.n_rows > self._base.n_rows or wanted not in (None, width)
+            layout.n_rows > self._base.n_rows or layout_width not in (None, width)
         ):
             raise ValueError(
-                f"HostTable.mapped: layout has {layout.n_rows:,} rows of width {wanted}; "
+                f"HostTable.mapped: layout has {layout.n_rows:,} rows of width {layout_width}; "
                 f"the files have {self._base.n_rows:,} of width {width}."
             )
         self.overlays: tuple[Overlay, ...] = ()
@@ -99,7 +99,8 @@ class MappedTable(HostTable):
         return f"HostTable.mapped({self._base.codec.name}{list(self.shape)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_slots": None}  # mostly empty memory
+        # Slots are mostly empty memory, which a copy would fill: `__setstate__` makes them again.
+        return {**super().__getstate__(), "_slots": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -202,6 +203,8 @@ class MappedTable(HostTable):
         """
         overlay = read_overlay(folder)
         self._check_origin(overlay)
+        # Updated rows were computed from the rows below them: another stack would change their
+        # meaning.
         self._check_stack()
         if not self._is_wide:
             raise ValueError(
@@ -218,13 +221,14 @@ class MappedTable(HostTable):
           ValueError: there is no such overlay, or rows have been updated.
         """
         self._check_stack()
-        wanted = Path(folder).absolute()
-        if wanted not in (names := [overlay.folder.absolute() for overlay in self.overlays]):
+        path = Path(folder).absolute()
+        if path not in (names := [overlay.folder.absolute() for overlay in self.overlays]):
             raise ValueError(
                 f"the table {self.name} has no overlay {folder}; "
                 f"it has {format_value(list(map(str, names)))}."
             )
-        at = len(names) - 1 - names[::-1].index(wanted)
+        # The same folder may lie twice in the stack: the upper one goes.
+        at = len(names) - 1 - names[::-1].index(path)
         self.overlays = self.overlays[:at] + self.overlays[at + 1 :]
         self._number_rows()
 
@@ -257,17 +261,19 @@ class MappedTable(HostTable):
     ) -> Float[np.ndarray, "tables reads numbers"]:
         """Return the addressed rows, float32, clamping ids out of range; see `HostTable.gather`."""
         ids = self._clamp_ids(index)
-        found = np.empty((1, len(ids), self.shape[2]), np.float32) if out is None else out
+        gathered = np.empty((1, len(ids), self.shape[2]), np.float32) if out is None else out
         slots = None if self._slots is None else self._slots[ids]
         if slots is None or not slots.any():
-            found[0] = self._read_files(ids)
-            return found
-        if (slots > 0).any():  # other places are written below
-            self._gather(np.maximum(slots - 1, 0).reshape(-1, 1, 1), found)
+            gathered[0] = self._read_files(ids)
+            return gathered
+        # All places are written, with row 0 where no row was updated; the next loop overwrites
+        # those.
+        if (slots > 0).any():
+            self._gather(np.maximum(slots - 1, 0).reshape(-1, 1, 1), gathered)
         for at, read in ((slots == 0, self._read_files), (slots < 0, self._read_overlays)):
             if len(places := np.flatnonzero(at)):
-                found[0, places] = read(ids[places])
-        return found
+                gathered[0, places] = read(ids[places])
+        return gathered
 
     def _local_weights(self) -> np.ndarray:
         return self._rows
@@ -278,10 +284,12 @@ class MappedTable(HostTable):
         """Return the addressed rows in the form for the device; see `record`."""
         if self._is_wide:
             return self.gather(index, out)
+        # Reads of a batch repeat rows, and each page of a file is touched once, in increasing
+        # order.
         ids, inverse = np.unique(self._clamp_ids(index), return_inverse=True)
-        found = np.empty((1, len(inverse), self.record[0]), np.uint8) if out is None else out
-        take_rows([(self._records(ids), inverse, found[0])])
-        return found
+        fetched = np.empty((1, len(inverse), self.record[0]), np.uint8) if out is None else out
+        take_rows([(self._records(ids), inverse, fetched[0])])
+        return fetched
 
     def _clamp_ids(self, index: np.ndarray) -> np.ndarray:
         """Return existing ids, int64 ``[reads]``."""
@@ -294,8 +302,8 @@ class MappedTable(HostTable):
 
     def _read_overlays(self, ids: np.ndarray) -> np.ndarray:
         assert self._slots is not None
-        found: np.ndarray = self._merged[-1 - self._slots[ids]]
-        return found
+        rows: np.ndarray = self._merged[-1 - self._slots[ids]]
+        return rows
 
     def _read_files(self, ids: np.ndarray) -> np.ndarray:
         """Return decoded rows; each row is read once."""
@@ -306,19 +314,21 @@ class MappedTable(HostTable):
             rows = self.decode(records)
             return rows[inverse]
         rows = np.concatenate(in_threads(lambda part: self.decode(records[part]), parts))
-        found = np.empty((len(inverse), self.shape[2]), np.float32)
-        take_rows([(rows, inverse, found)])
-        return found
+        gathered = np.empty((len(inverse), self.shape[2]), np.float32)
+        take_rows([(rows, inverse, gathered)])
+        return gathered
 
     def _records(self, ids: np.ndarray) -> np.ndarray:
         """Return the bytes of rows with increasing ids."""
-        found = np.empty((len(ids), self._base.codec.n_bytes), np.uint8)
-        self._base.gather(ids, found)
-        return found
+        records = np.empty((len(ids), self._base.codec.n_bytes), np.uint8)
+        self._base.gather(ids, records)
+        return records
 
     def decode(self, rows: Any) -> Any:
-        """Return float32 rows from the bytes of `fetch`, in NumPy or on the device."""
-        return self._base.codec.decode(rows) if rows.dtype == np.uint8 else rows
+        """Return float32 rows from the result of `fetch`, in NumPy or on the device."""
+        if rows.dtype != np.uint8:
+            return rows  # decoded by `fetch` already, as rows of this table change: see `record`
+        return self._base.codec.decode(rows)
 
     def update(self, gradient: TableGradient, rate: Any, *, waits: bool = True) -> None:
         """Update the accessed rows, as `HostTable.update` does, outside of the files."""
@@ -327,6 +337,8 @@ class MappedTable(HostTable):
         index = np.clip(np.asarray(look_up.index), 0, self.shape[1] - 1)
         assert self._slots is not None
         self._add_rows(np.unique(index[self._slots[index] <= 0]).astype(np.int64))
+        # Updated rows are a small table of their own, with slots as ids, so that the rules and
+        # kernels are those of other host-resident tables.
         rows = HostTable((1, len(self._ids), self.shape[2]), self.dtype, self.init, self.name)
         rows.weights, rows.state, rows.rule = self._rows, self.state, self.rule
         rows.moved = np.zeros(rows.shape[:2], np.bool_)
@@ -338,8 +350,10 @@ class MappedTable(HostTable):
         assert self._slots is not None
         first, n = self._n_updated, self._n_updated + len(ids)
         if n > len(self._ids):
+            # Capacities double, so that the rows are copied a few times only.
             self._reserve(max(2 * len(self._ids), 1 << (n - 1).bit_length(), _FEWEST))
         self.gather(ids.reshape(-1, 1, 1), self._rows[:, first:n])
+        # The slots come last: until then the ids read from the files.
         self._ids[first:n], self._n_updated = ids, n
         self._slots[ids] = 1 + np.arange(first, n, dtype=np.int32)
 
@@ -349,14 +363,12 @@ class MappedTable(HostTable):
         self._require(capacity * sum(sizes), "its updated rows with their state")
 
         def extend(a: np.ndarray) -> np.ndarray:
-            found = np.zeros((1, capacity, a.shape[2]), a.dtype)
-            found[:, : self._n_updated] = a[:, : self._n_updated]
-            return found
+            extended = np.zeros((1, capacity, a.shape[2]), a.dtype)
+            extended[:, : self._n_updated] = a[:, : self._n_updated]
+            return extended
 
-        self._rows, self.state = (
-            extend(self._rows),
-            {name: extend(a) for name, a in self.state.items()},
-        )
+        self._rows = extend(self._rows)
+        self.state = {name: extend(a) for name, a in self.state.items()}
         ids = np.zeros(capacity, np.int64)
         ids[: self._n_updated] = self._ids[: self._n_updated]
         self._ids = ids
@@ -397,12 +409,13 @@ class MappedTable(HostTable):
                 f"the table {self.name} has {format_value(below)}."
             )
         for name, a in self._arrays().items():
-            saved, wanted = overlay.arrays.get(name), (len(overlay.ids), a.shape[2])
-            if saved is None or saved.shape != wanted or saved.dtype != a.dtype:
+            saved, shape = overlay.arrays.get(name), (len(overlay.ids), a.shape[2])
+            if saved is None or saved.shape != shape or saved.dtype != a.dtype:
                 raise OverlayError(
-                    f"{folder} has no {name} {a.dtype}{list(wanted)}, "
+                    f"{folder} has no {name} {a.dtype}{list(shape)}, "
                     f"which the table {self.name} needs."
                 )
+        # All checks come before the first change: a failed load leaves the table as it was.
         self._forget()
         n = len(overlay.ids)
         self._reserve(max(1 << max(n - 1, 0).bit_length(), _FEWEST))

@@ -64,9 +64,9 @@ class MappedRows:
 
         if not parts:
             raise ValueError("HostTable.mapped: parts is empty; expected paths and tensor names.")
-        found = [[find(*part) for part in parts]]
+        tensors = [[find(*part) for part in parts]]
         if codec.name == "e4m3_ue8m0":
-            found.append([find(*part) for part in scales])
+            tensors.append([find(*part) for part in scales])
         elif scales:
             raise ValueError(f"HostTable.mapped: scales are given; {codec.name} rows need none.")
         self._arrays = [
@@ -74,7 +74,7 @@ class MappedRows:
                 _rows_of(file, tensor, name, codec, role)
                 for (file, tensor), (_, name) in zip(each, names, strict=True)
             ]
-            for role, (each, names) in enumerate(zip(found, self._given, strict=False))
+            for role, (each, names) in enumerate(zip(tensors, self._given, strict=False))
         ]
         self._starts = [np.cumsum([0, *map(len, arrays)]) for arrays in self._arrays]
         counts = [int(starts[-1]) for starts in self._starts]
@@ -84,8 +84,12 @@ class MappedRows:
                 f"for {counts[1]:,}; expected one for each."
             )
         self.n_rows, self._files = counts[0], list(files.values())
-        samples = max(_SAMPLED // sum(map(len, found)), 2)
-        ranges = [[file.sample_ranges(tensor, samples) for file, tensor in each] for each in found]
+        # The digest of a sample from all files identifies them: files of many gigabytes would take
+        # minutes to read.
+        samples = max(_SAMPLED // sum(map(len, tensors)), 2)
+        ranges = [
+            [file.sample_ranges(tensor, samples) for file, tensor in each] for each in tensors
+        ]
         self.description: dict[str, Any] = {
             "codec": codec.name,
             "width": codec.width,
@@ -99,7 +103,7 @@ class MappedRows:
                     "tensor": name,
                     "sample": file.digest_ranges(part),
                 }
-                for each, names, parts in zip(found, self._given, ranges, strict=False)
+                for each, names, parts in zip(tensors, self._given, ranges, strict=False)
                 for (file, _), (_, name), part in zip(each, names, parts, strict=True)
             ],
         }
@@ -121,17 +125,13 @@ class MappedRows:
         """Raise TensorFileError unless a description matches these files."""
         if identify(expected) == self.digest:
             return
-        wanted, parts = (each.get("parts") or [] for each in (expected, self.description))
-        for a, b in zip(wanted, parts, strict=False):
+        parts_of_expected, parts = (
+            each.get("parts") or [] for each in (expected, self.description)
+        )
+        for a, b in zip(parts_of_expected, parts, strict=False):
             if identify({"parts": [a]}) != identify({"parts": [b]}):
-                what = next(
-                    (
-                        name
-                        for name in ("tensor", "size", "header", "sample")
-                        if a.get(name) != b[name]
-                    ),
-                    "size",
-                )
+                names = (n for n in ("tensor", "size", "header", "sample") if a.get(n) != b[n])
+                what = next(names, "size")
                 raise TensorFileError(
                     f"{b['file']}: {owner} belongs to other base files: {what} is {b[what]}, "
                     f"not {a.get(what)}. Use the files with which it was made."
@@ -178,15 +178,15 @@ def read_scale(part: tuple[str | os.PathLike[str], str]) -> float:
     """
     file = TensorFile.open(part[0])
     tensor = file.tensor(part[1])
-    if tensor.dtype not in ("BF16", "F32") or tensor.n_bytes != (
-        2 if tensor.dtype == "BF16" else 4
-    ):
+    size = {"BF16": 2, "F32": 4}.get(tensor.dtype)
+    if tensor.n_bytes != size:
         raise TensorFileError(
             f"{file.path}: {part[1]} is {tensor.dtype}{list(tensor.shape)}; "
             "expected one BF16 or F32 element."
         )
-    found = file.map[tensor.offset : tensor.offset + tensor.n_bytes]
-    return float(np.frombuffer(found.rjust(4, b"\0"), "<f4")[0])
+    # A bfloat16 is the upper half of a float32.
+    octets = file.map[tensor.offset : tensor.offset + tensor.n_bytes]
+    return float(np.frombuffer(octets.rjust(4, b"\0"), "<f4")[0])
 
 
 def identify(description: Mapping[str, Any]) -> str:

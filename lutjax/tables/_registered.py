@@ -26,7 +26,8 @@ _PORTABLE, _DEVICEMAP = 1, 2  # flags of cuMemHostRegister
 _NON_BLOCKING = 1  # of cuStreamCreate
 _SAME_ADDRESS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 _OF_PAGE = 512  # cells of a page
-_WISHED = 0x200000000000  # address of the first page of cells, where it is free
+# Address of the first page of cells, where it is free: far from the heap, libraries and stacks.
+_WISHED = 0x200000000000
 _ALIGNED = 16  # bytes, as kernels read
 lock = threading.RLock()  # lock for cells and their ownership
 
@@ -64,6 +65,8 @@ class CUDA:
         self._contexts = {
             d: self._context(d.local_hardware_id) for d in jax.local_devices(backend="cuda")
         }
+        # Streams that do not wait for the default stream, one for each direction, so that copies
+        # overlap programs.
         self._streams = {
             (d, name): self._stream(context)
             for d, context in self._contexts.items()
@@ -108,6 +111,7 @@ class CUDA:
         device, same, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(number))
         self._call("cuDeviceGetAttribute", ctypes.byref(same), ctypes.c_int(_SAME_ADDRESS), device)
+        # Programs contain the CPU's address, so the GPU must read memory at the same address.
         if not same.value:
             raise RegistrationError(f"GPU {number} has registered memory at addresses of its own")
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -165,11 +169,11 @@ def allocate_registered(shape: tuple[int, ...], dtype: Any, driver: Driver) -> n
     memory = np.frombuffer(mmap.mmap(-1, n_bytes), np.uint8)
     address = memory.ctypes.data
     driver.register(address, n_bytes)
+    # Not at exit: the driver may be gone then.
     weakref.finalize(memory, driver.unregister, address).atexit = False
-    found: np.ndarray = (
-        memory[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
-    )
-    return found
+    n_used = math.prod(shape) * np.dtype(dtype).itemsize
+    array: np.ndarray = memory[:n_used].view(dtype).reshape(shape)
+    return array
 
 
 def view(array: jax.Array) -> jax.Array:
@@ -179,10 +183,11 @@ def view(array: jax.Array) -> jax.Array:
     """
     place = array.unsafe_buffer_pointer()
     about = {"shape": array.shape, "typestr": array.dtype.str, "data": (place, False), "version": 3}
-    found = jnp.asarray(types.SimpleNamespace(__cuda_array_interface__=about))
-    if found.unsafe_buffer_pointer() != place:
+    other = jnp.asarray(types.SimpleNamespace(__cuda_array_interface__=about))
+    # JAX copies memory that it does not recognize as its own device's.
+    if other.unsafe_buffer_pointer() != place:
         raise RegistrationError("JAX copies arrays of others")
-    return found
+    return other
 
 
 class Cell:
@@ -204,9 +209,11 @@ class Cell:
             if array is self._array:
                 return
             if self._array is not None:
+                # In this order: no program may read memory that is no longer registered.
                 self._driver.wait()
                 self._word[0] = 0
-                self._driver.wait()  # for programs that were started before the cell was empty
+                # Once more, for programs that started before the cell was empty.
+                self._driver.wait()
                 before, self._array = self._array, None
                 _release(self._driver, before)
             if array is not None:
@@ -214,6 +221,7 @@ class Cell:
                     raise RegistrationError(
                         "the array is not contiguous, or begins at an odd address"
                     )
+                # The address comes last, so that programs never find memory that is not registered.
                 _keep(self._driver, array)
                 self._array = array
                 self._word[0] = array.ctypes.data
@@ -250,11 +258,10 @@ def _new_word(driver: Driver) -> np.ndarray:
 
 
 def _new_page() -> np.ndarray:
-    """Return zeros at an address that every process is likely to have free.
-
-    Programs that read tables then contain the same addresses in every process with the same table
-    order, and a compilation cache finds them. With any other address they are different programs.
-    """
+    """Return zeros at an address that every process is likely to have free."""
+    # Programs that read tables then contain the same addresses in every process with the same table
+    # order, and a compilation cache finds them. With any other address they are different programs.
+    # Without MAP_FIXED, the system chooses another address if this one is taken.
     n_bytes = 8 * _OF_PAGE
     system = ctypes.CDLL(None)
     system.mmap.restype = ctypes.c_void_p

@@ -67,7 +67,8 @@ class Usage:
         """
         share = self._shares
         bits = -share * np.log2(share, out=np.zeros_like(share), where=share > 0)
-        return np.asarray(np.abs(bits.sum(-1)))  # no -0
+        # The absolute value, so that no entropy is -0.
+        return np.asarray(np.abs(bits.sum(-1)))
 
     @property
     def largest_share(self) -> Float[np.ndarray, " detectors"]:
@@ -152,13 +153,13 @@ def usage(function: Callable[..., Any]) -> Callable[..., dict[str, Usage]]:
 
 def _names(arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
     """Return all arrays in the arguments with their paths."""
-    found = []
+    named = []
     for argument in arguments:
         for path, leaf in jax.tree_util.tree_leaves_with_path(argument):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            # What Flax NNX calls the array of a variable.
-            found.append((name.removesuffix("/value"), leaf))
-    return found
+            # Flax NNX calls the array of a variable `value`.
+            named.append((name.removesuffix("/value"), leaf))
+    return named
 
 
 class _Counts(_table_reads.TableReads):
@@ -183,9 +184,8 @@ class _Counts(_table_reads.TableReads):
             )
         y = run(None, call)
         device = devices_of(jax.tree.leaves(call))[0]
-        counts = _meshes.shard_by_compiler(
-            functools.partial(_count_rows, device=device), lambda *_: PartitionSpec()
-        )(call, y)
+        count = functools.partial(_count_rows, device=device)
+        counts = _meshes.shard_by_compiler(count, lambda *_: PartitionSpec())(call, y)
         self.found[name] = self.found[name] + counts if name in self.found else counts
         return y
 
@@ -211,8 +211,9 @@ def _count_rows(call: Call, output: jax.Array, *, device: Device) -> jax.Array:
     axes = frozenset[str]().union(*(_compat.varying_axes(a) for a in jax.tree.leaves(call)))
     call = call.row_call()
     weights = getattr(call, str(call.table_name))
-    dtype = weights.dtype if weights.dtype.name in FLOATS else jnp.float32  # tables of integers
-    # Their shape: no memory in the end.
+    # Int8 tables have no gradient: float tables in their place make the same reads.
+    dtype = weights.dtype if weights.dtype.name in FLOATS else jnp.float32
+    # Only the shape matters, so the compiler allocates no memory for it.
     weights = _compat.cast_varying(jnp.zeros(weights.shape, dtype), axes)
     call, cotangent = fold_call(
         call.replace(**{str(call.table_name): weights}), jnp.zeros_like(output, dtype=dtype)

@@ -102,6 +102,8 @@ def value_and_grad(
             with _table_reads.observe_reads(watch):
                 return loss(params, *args, **kwargs)
 
+        # A first evaluation in shapes finds the tables that the loss looks up, and the shapes of
+        # the taps.
         watches = list[Watch]()
 
         def trace_reads(params: Any) -> None:
@@ -110,18 +112,20 @@ def value_and_grad(
             watch_reads(split.join(split.others, split.tables), watches[-1])
 
         jax.eval_shape(trace_reads, params)
-        found = watches[-1].look_ups
+        reads = watches[-1].look_ups
         for name in names.values():
-            if name not in found:
+            if name not in reads:
                 raise TableUseError(
                     f"the host-resident table {name} is not read by the loss: "
                     "remove it from `host`."
                 )
-        of_params = frozenset(found) - frozenset(names.values())
-        split = Split(params, of_params if tables is None else tables)
+        table_names = frozenset(reads) - frozenset(names.values())
+        split = Split(params, table_names if tables is None else tables)
         split.check_look_ups(watches[-1])
+        # The loss is also differentiated by a zero for each table, so that its guard runs: it
+        # raises if a gradient reaches the table outside of the lookup.
         guards = tuple(jnp.zeros((), jnp.float32) for _ in split.tables)
-        taps = {name: _zeros(found[name]) for name in (*split.tables, *names.values())}
+        taps = {name: _zeros(reads[name]) for name in (*split.tables, *names.values())}
 
         def run_tapped(others: Any, taps: Any, guards: Any) -> tuple[Any, Any]:
             guarded = {
@@ -130,15 +134,16 @@ def value_and_grad(
             }
             watch = Watch(guarded, taps, names)
             result = watch_reads(split.join(others, guarded), watch)
-            # Again: outside of jit, more than in there makes another array.
+            # Again: outside of jit, more operations make a new array than while tracing.
             split.check_look_ups(watch)
             value, aux = result if has_aux else (result, None)
             look_ups = {name: read.call for name, read in watch.look_ups.items()}
             return value, (aux, look_ups, watch.factors, watch.ids)
 
-        (value, (aux, look_ups, factors, ids)), (of_others, of_taps, _) = jax.value_and_grad(
-            run_tapped, argnums=(0, 1, 2), has_aux=True
-        )(split.others, taps, guards)
+        run = jax.value_and_grad(run_tapped, argnums=(0, 1, 2), has_aux=True)
+        (value, (aux, look_ups, factors, ids)), (of_others, of_taps, _) = run(
+            split.others, taps, guards
+        )
 
         def table_gradient(name: str, table: Any) -> TableGradient:
             return TableGradient(
@@ -153,9 +158,8 @@ def value_and_grad(
                 axes=_compat.varying_axes(table) if isinstance(table, jax.Array) else frozenset(),
             )
 
-        gradients = split.join(
-            of_others, {name: table_gradient(name, table) for name, table in split.tables.items()}
-        )
+        of_tables = {name: table_gradient(name, table) for name, table in split.tables.items()}
+        gradients = split.join(of_others, of_tables)
         if host is not None:
             read = {
                 name: table.gradient_of(table_gradient(name, table), ids[name])
@@ -185,12 +189,9 @@ class Split:
             name if (tables(name, leaf) if callable(tables) else name in tables) else None
             for name, leaf in named
         ]
-        self.tables = {
-            n: jnp.asarray(leaf)
-            for n, (_, leaf) in zip(self._names, named, strict=True)
-            if n is not None
-        }
-        self.others = [leaf for n, (_, leaf) in zip(self._names, named, strict=True) if n is None]
+        pairs = list(zip(self._names, (leaf for _, leaf in named), strict=True))
+        self.tables = {name: jnp.asarray(leaf) for name, leaf in pairs if name is not None}
+        self.others = [leaf for name, leaf in pairs if name is None]
 
     def join(self, others: list[Any], tables: Mapping[str, Any]) -> Any:
         """Return the parameter pytree with these tables and other parameters."""
@@ -228,7 +229,7 @@ class Split:
         for name, table in self.tables.items():
             if name in watch.look_ups:
                 continue
-            # Of a table, and of one that a scan or vmap divides.
+            # The shapes of the table, and of a table that a scan or vmap divides.
             shapes = (table.shape, table.shape[1:])
             inside = {inner for shape, inner in watch.unknown if shape in shapes}
             if True in inside:
@@ -302,8 +303,8 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
     def split_batch(a: jax.Array) -> jax.Array:
         return a.reshape(count, a.shape[0] // count, *a.shape[1:])
 
-    # Each part lies on all devices, as the batch did.
     def spec_of_parts(a: jax.Array) -> PartitionSpec:
+        # Each part lies on all devices, as the batch did.
         return PartitionSpec(None, *_meshes.spec_of(a))
 
     def accumulate_gradients(params: Any, batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -328,6 +329,7 @@ def microbatched(value_and_grad: Callable[..., Any], count: int) -> Callable[...
         first, types = jax.tree.map(lambda a: a[0], parts), list[Any]()
         jax.eval_shape(lambda: types.extend(jax.tree.map(jax.typeof, split(first)[1])))
         zeros = jax.tree.map(_meshes.zeros_of, types)
+        # The loop adds dense gradients, and stacks sparse gradients, which are joined at the end.
         total, (result, factored) = jax.lax.scan(add_chunk, zeros, parts)
         leaves = [
             t / count if g is None else join_gradients(g).scaled(1 / count)

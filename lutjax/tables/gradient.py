@@ -73,13 +73,12 @@ class TableGradient:
             return apply(look_up.replace(**{str(look_up.table_name): weights}))
 
         # A replicated table gets the sum of the devices' gradients, a sharded one does not.
-        zeros = _compat.cast_varying(
-            jnp.zeros(self.shape, self.dtype), self.axes & self.varying_axes()
-        )
-        (of_table,) = jax.vjp(f, zeros)[1](self.cotangent)
-        result: jax.Array = (
-            of_table if self.factor is None else of_table * jnp.asarray(self.factor, of_table.dtype)
-        )
+        axes = self.axes & self.varying_axes()
+        zeros = _compat.cast_varying(jnp.zeros(self.shape, self.dtype), axes)
+        (dense,) = jax.vjp(f, zeros)[1](self.cotangent)
+        if self.factor is not None:
+            dense = dense * jnp.asarray(self.factor, dense.dtype)
+        result: jax.Array = dense
         return result
 
     def varying_axes(self) -> frozenset[str]:
@@ -90,9 +89,9 @@ class TableGradient:
         """Return the gradient times a factor."""
         dtype = accumulator(self.dtype)
         factor = jnp.asarray(factor, dtype)
-        return dataclasses.replace(
-            self, factor=factor if self.factor is None else jnp.asarray(self.factor, dtype) * factor
-        )
+        if self.factor is not None:
+            factor = jnp.asarray(self.factor, dtype) * factor
+        return dataclasses.replace(self, factor=factor)
 
     def gathered(self, axes: str | tuple[str, ...]) -> "TableGradient":
         """Return the joint gradient of all devices, in a `jax.shard_map` that divides the batch.
@@ -124,20 +123,19 @@ class TableGradient:
           Array(True, dtype=bool)
         """
         axes = (axes,) if isinstance(axes, str) else tuple(axes)
-        here = jax.sharding.get_abstract_mesh().manual_axes
-        unknown = sorted(set(axes) - set(here))
+        mesh_axes = jax.sharding.get_abstract_mesh().manual_axes
+        unknown = sorted(set(axes) - set(mesh_axes))
         if unknown:
             raise ValueError(
                 f"TableGradient.gathered: axes is {axes}; "
-                f"this shard_map has the mesh axes {tuple(here)}."
+                f"this shard_map has the mesh axes {tuple(mesh_axes)}."
             )
         # Without tracking, every array with a batch may differ.
         untracked = _compat.untracked_axes()
 
         def gather(a: jax.Array) -> tuple[str, ...]:
-            return tuple(
-                axis for axis in axes if axis in untracked or axis in _compat.varying_axes(a)
-            )
+            differs = untracked | _compat.varying_axes(a)
+            return tuple(axis for axis in axes if axis in differs)
 
         def all_of(a: jax.Array, mesh_axis: str, axis: int = 0) -> jax.Array:
             if mesh_axis in gather(a):
@@ -148,21 +146,17 @@ class TableGradient:
             # This leaf is the same on all devices, next to leaves that differ.
             return jnp.concatenate([a] * jax.lax.axis_size(mesh_axis), axis)
 
-        cotangent, factor, call, after = (
-            self.cotangent,
-            self.factor,
-            self.look_up,
-            jnp.asarray(self.after),
-        )
+        cotangent, factor, call = self.cotangent, self.factor, self.look_up
+        after = jnp.asarray(self.after)
         after = jax.lax.psum(after, gather(after)) if gather(after) else after
-        # Each device has its own.
+        # A factor that differs between devices becomes a part of the cotangent, as the joint
+        # gradient has one factor.
         if factor is not None and not jnp.ndim(factor) and gather(jnp.asarray(factor)):
             cotangent, factor = cotangent * jnp.asarray(factor, cotangent.dtype), None
         sequence_axis = getattr(call, "sequence_axis", None)
         if sequence_axis in axes:
-            call, cotangent = _gather_sequences(
-                call, cotangent, functools.partial(all_of, mesh_axis=sequence_axis)
-            )
+            join = functools.partial(all_of, mesh_axis=sequence_axis)
+            call, cotangent = _gather_sequences(call, cotangent, join)
             axes = tuple(axis for axis in axes if axis != sequence_axis)
         batched = [
             (leaf, leaf.ndim - rank)
@@ -171,15 +165,16 @@ class TableGradient:
             for leaf in jax.tree.leaves(array)
         ]
         differing = set(gather(cotangent)).union(*(gather(leaf) for leaf, _ in batched))
-        wanted = tuple(axis for axis in axes if axis in differing)
-        if wanted and min((n_leading for _, n_leading in batched), default=0) < 1:
+        batch_axes = tuple(axis for axis in axes if axis in differing)
+        if batch_axes and min((n_leading for _, n_leading in batched), default=0) < 1:
             raise ValueError(
                 f"TableGradient.gathered: the lookup in this table ({call.op}) has no batch "
                 "dimension to join over devices. Add one to its arguments."
             )
 
+        # The last mesh axis first, so that the batch has the order of the devices.
         def gather_batch(a: jax.Array) -> jax.Array:
-            return functools.reduce(all_of, reversed(wanted), a)
+            return functools.reduce(all_of, reversed(batch_axes), a)
 
         arrays = (
             a if rank is None else jax.tree.map(gather_batch, a)
@@ -228,7 +223,7 @@ def _gather_sequences(
         name: jax.tree.map(functools.partial(gather_axis, name), array)
         for name, array in zip(call.arrays(), call.values(), strict=True)
     }
-    # Queries from the first device come first.
+    # Queries from the first device come first, so its start is the start of all.
     for name in ("start", "starts"):
         if arrays[name] is not None:
             arrays[name] = jax.lax.pmin(arrays[name], call.sequence_axis)
@@ -237,13 +232,12 @@ def _gather_sequences(
 
 def seal(cotangent: jax.Array) -> jax.Array:
     """Return a cotangent as an array with the same shape and no arithmetic."""
-    words = jax.lax.bitcast_convert_type(
-        cotangent, np.dtype(f"uint{min(8 * cotangent.dtype.itemsize, 32)}")
-    )
-    words = words.astype(jnp.uint32).reshape(*cotangent.shape, _n_words(cotangent.dtype))
-    result: jax.Array = jax.random.wrap_key_data(
-        words, impl=_sealed_key_type(_n_words(cotangent.dtype))
-    )
+    size = cotangent.dtype.itemsize
+    words = jax.lax.bitcast_convert_type(cotangent, np.dtype(f"uint{min(8 * size, 32)}"))
+    n_words = _n_words(cotangent.dtype)
+    words = words.astype(jnp.uint32).reshape(*cotangent.shape, n_words)
+    # JAX has no arithmetic for keys of random numbers, so a sealed cotangent is an error in it.
+    result: jax.Array = jax.random.wrap_key_data(words, impl=_sealed_key_type(n_words))
     return result
 
 
@@ -267,10 +261,7 @@ def _sealed_key_type(n_words: int) -> Any:
     """Return a random-key type whose keys are unusable. Its dtype name says what to do."""
     return _compat.define_prng_impl(
         key_shape=(n_words,),
-        seed=_refuse_key,
-        split=_refuse_key,
-        random_bits=_refuse_key,
-        fold_in=_refuse_key,
+        **dict.fromkeys(("seed", "split", "random_bits", "fold_in"), _refuse_key),
         name=f"lutjax_table_gradient_{n_words}",
         tag=f"part of a TableGradient, not a number: {_CURE}",
     )
@@ -312,9 +303,8 @@ def _flatten_with_keys(
     gradient: TableGradient,
 ) -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
     children, meta = _flatten(gradient)
-    return tuple(
-        (jax.tree_util.GetAttrKey(n), c) for n, c in zip(_DATA, children, strict=True)
-    ), meta
+    keys = map(jax.tree_util.GetAttrKey, _DATA)
+    return tuple(zip(keys, children, strict=True)), meta
 
 
 def _unflatten(meta: tuple[Any, ...], children: Any) -> TableGradient:
@@ -324,12 +314,10 @@ def _unflatten(meta: tuple[Any, ...], children: Any) -> TableGradient:
 
 
 def _refuse_optimizers() -> None:
-    """Raise TypeError if optax or `nnx.Optimizer` walks the tree.
-
-    This only improves the message. The sealed leaf stops them too, but outside of jit the error
-    only reports a random-key array without an attribute that optax reads; and `nnx.Optimizer` drops
-    leaves outside `nnx.Param`, and reports a different structure.
-    """
+    """Raise TypeError if optax or `nnx.Optimizer` walks the tree."""
+    # This only improves the message. The sealed leaf stops them too, but outside of jit the error
+    # only reports a random-key array without an attribute that optax reads; and `nnx.Optimizer`
+    # drops leaves outside `nnx.Param`, and reports a different structure.
     frame: Any = sys._getframe(2)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

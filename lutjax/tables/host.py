@@ -51,7 +51,7 @@ from lutjax.values._row_rules import RowRule
 
 _BLOCK = 1 << 21  # numbers that are drawn or copied at a time, by one thread
 _LEAST = 1 << 12  # rows that are worth a thread of their own
-_SMALL = 1 << 17  # bytes of rows that are not
+_SMALL = 1 << 17  # bytes of rows that are not worth threads
 
 
 class HostMemoryError(MemoryError):
@@ -213,16 +213,9 @@ class HostTable:
         """
         mapped = importlib.import_module("lutjax.tables._mapped")
         table: HostTable = mapped.MappedTable(
-            parts,
-            codec=codec,
-            width=width,
-            scales=scales,
-            layout=layout,
-            trains=trains,
-            overlays=overlays,
-            base=base,
-            name=name,
-        )
+            parts, codec=codec, width=width, scales=scales, layout=layout, trains=trains,
+            overlays=overlays, base=base, name=name,
+        )  # fmt: skip
         return table
 
     @property
@@ -235,7 +228,8 @@ class HostTable:
         return self.shape[0], len(self.rows), self.shape[2]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cell": None}  # a copy has rows of its own
+        # A copy has rows of its own, at another address.
+        return {**self.__dict__, "_cell": None}
 
     @property
     def weights(self) -> np.ndarray | None:
@@ -244,6 +238,7 @@ class HostTable:
 
     @weights.setter
     def weights(self, rows: np.ndarray | None) -> None:
+        # The lock also covers the cell: a program must not find rows that the table no longer has.
         with _registered.lock:
             self._weights = rows
             if self._cell is not None:
@@ -267,6 +262,7 @@ class HostTable:
           HostMemoryError: host memory is too small.
         """
         n_tables, n_rows, width = self._local_shape
+        # Old memory is released before new memory is required.
         self.weights, self.moved, self.state, self.rule = None, None, {}, None
         self._require(self.nbytes + n_tables * n_rows, "it")
         if self.init is jax.nn.initializers.zeros:
@@ -285,16 +281,14 @@ class HostTable:
                 with jax.default_device(cpu()):
                     part[:] = np.asarray(init.sample_range(data, first, _BLOCK))[: part.size]
 
-            in_threads(
-                fill,
-                [(at + i, a[i : i + _BLOCK]) for at, a in runs for i in range(0, a.size, _BLOCK)],
-            )
+            jobs = [(at + i, a[i : i + _BLOCK]) for at, a in runs for i in range(0, a.size, _BLOCK)]
+            in_threads(fill, jobs)
             self.weights = rows
         else:
+            # Other initializers may depend on the shape, so the whole table is sampled.
             with jax.default_device(cpu()):
-                drawn = jax.jit(lambda key: self.init(key, self.shape, self.dtype))(
-                    jax.device_put(key, cpu())
-                )
+                sample = jax.jit(lambda key: self.init(key, self.shape, self.dtype))
+                drawn = sample(jax.device_put(key, cpu()))
             rows = self._zeros(self._local_shape, self.dtype)
             rows[...] = drawn[:, self.rows.start : self.rows.stop]
             self.weights = rows
@@ -351,7 +345,9 @@ class HostTable:
                 f"allocate {n_bytes / 1e9:,.2f} GB ({error}): choose fewer rows."
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a system without huge pages
+            # Random rows of a large table would miss the TLB with small pages. Not every system has
+            # huge pages.
+            with contextlib.suppress(OSError):
                 memory.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
 
@@ -386,13 +382,10 @@ class HostTable:
                 f"expected integer ids [n, {len(weights)}, ways]."
             )
         n, _, ways = index.shape
-        found = (
-            np.empty((len(weights), n * ways, weights.shape[-1]), self.dtype)
-            if out is None
-            else out
-        )
-        self._gather(self._localize_ids(index)[0] if self.is_shared else index, found)
-        return self.own(found, index)
+        if out is None:
+            out = np.empty((len(weights), n * ways, weights.shape[-1]), self.dtype)
+        self._gather(self._localize_ids(index)[0] if self.is_shared else index, out)
+        return self.own(out, index)
 
     @property
     def record(self) -> tuple[int, np.dtype]:
@@ -417,30 +410,30 @@ class HostTable:
             def clear(part: tuple[int, slice]) -> None:
                 np.copyto(rows[part], 0, where=others[part])
 
-            in_threads(
-                clear, [(t, part) for t in range(len(rows)) for part in row_slices(rows.shape[1])]
-            )
+            parts = row_slices(rows.shape[1])
+            in_threads(clear, [(t, part) for t in range(len(rows)) for part in parts])
         return rows
 
-    def _gather(self, index: np.ndarray, found: np.ndarray) -> None:
-        """Write this process's rows into `found`."""
+    def _gather(self, index: np.ndarray, out: np.ndarray) -> None:
+        """Write this process's rows into `out`."""
         weights = self._local_weights()
-        if found.nbytes <= _SMALL:  # threads, and who would copy for them, take longer to come
+        # Threads would take longer to start than to copy so few bytes.
+        if out.nbytes <= _SMALL:
             for t, table in enumerate(weights):
-                np.take(table, index[:, t].reshape(-1), axis=0, out=found[t], mode="clip")
+                np.take(table, index[:, t].reshape(-1), axis=0, out=out[t], mode="clip")
             return
         call = _call(index, weights.shape, self.dtype)
         if (native := _find_native("forward", call)) is not None:
-            native.gather(weights, index, found, n_threads())
+            native.gather(weights, index, out, n_threads())
             return
         ids = np.ascontiguousarray(np.moveaxis(index, 1, 0)).reshape(len(weights), -1)
-        take_rows([(weights[t], ids[t], found[t]) for t in range(len(weights))])
+        take_rows([(weights[t], ids[t], out[t]) for t in range(len(weights))])
 
     def _localize_ids(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return clamped ids within this process's block, and a mask of ids inside it."""
         index = np.clip(index, 0, self.shape[1] - 1)
-        there = (index >= self.rows.start) & (index < self.rows.stop)
-        return np.clip(index - self.rows.start, 0, len(self.rows) - 1), there
+        is_local = (index >= self.rows.start) & (index < self.rows.stop)
+        return np.clip(index - self.rows.start, 0, len(self.rows) - 1), is_local
 
     def read(
         self, index: Int[Array, "*batch tables ways"]
@@ -455,14 +448,11 @@ class HostTable:
         shape = index.shape
         n, ways = math.prod(shape[:-2]), shape[-1]
         own: Any = np.arange(n * ways, dtype=np.int32).reshape(*shape[:-2], 1, ways)
-        rows, part = _given.get().get(self, (None, None))
+        rows, part = _provided_rows.get().get(self, (None, None))
         if rows is None:
             flat = jnp.asarray(index).reshape(n, n_tables, ways)
-            rows = (
-                self._read(flat)
-                if self._mesh is None
-                else self._read_all_processes(flat, self._mesh)
-            )
+            mesh = self._mesh
+            rows = self._read(flat) if mesh is None else self._read_all_processes(flat, mesh)
         if rows.dtype != self.dtype:
             rows = self.decode(rows)
         if rows.shape[::2] != (n_tables, width) or rows.shape[1] % max(n * ways, 1):
@@ -470,7 +460,8 @@ class HostTable:
                 f"HostTable: the provided rows are {list(rows.shape)}; expected "
                 f"{[n_tables, n * ways, width]}, or rows for several parts."
             )
-        elif part is not None:
+        # Provided rows may belong to several parts of a batch, one after the other.
+        if part is not None:
             own = own + part * (n * ways)
         reads = _table_reads.current_reads()
         if reads is not None:
@@ -504,13 +495,9 @@ class HostTable:
         check_reads("HostTable.weighted_lookup", self.shape[0], index, coefficients)
         rows, own = self.read(index)
         return weighted_lookup(
-            rows,
-            own,
-            coefficients,
-            groups=groups,
-            accumulate=accumulate,
-            implementation=implementation,
-        )
+            rows, own, coefficients,
+            groups=groups, accumulate=accumulate, implementation=implementation,
+        )  # fmt: skip
 
     def lookup(
         self,
@@ -548,52 +535,48 @@ class HostTable:
         """
         op = "HostTable.lookup"
         detection = _checks.detection(op, "detection", detection, 1, "[..., tables]")
-        like = np.broadcast_to(np.zeros((), self.dtype), self.shape)  # takes no memory
+        # A table for the check of shapes, with one element in memory.
+        like = np.broadcast_to(np.zeros((), self.dtype), self.shape)
         _checks.table(op, like, detection.shape[-1], detection.bits, "detection")
         d, margin = clamp_detection(detection), detection.margin
-        if margins:  # a share of the flipped row, which is 0 and has the derivative
+        if margins:
+            # The flipped row has a share, which is 0 and has the surrogate derivative.
             slope = jax.lax.stop_gradient(_row_gathers.slope(margin))
             share = with_derivative_of(jnp.zeros_like(margin), -slope * margin)
-            index, coefficients = (
-                jnp.stack([d.index, d.index ^ d.flip], -1),
-                jnp.stack([1 - share, share], -1),
-            )
+            index = jnp.stack([d.index, d.index ^ d.flip], -1)
+            coefficients = jnp.stack([1 - share, share], -1)
         else:
             index, coefficients = d.index[..., None], jnp.ones_like(margin)[..., None]
         rows, own = self.read(index)
+        # Only the first row of a pair has a gradient, and updates the table.
         y = weighted_lookup(
-            rows,
-            own,
-            coefficients,
-            groups=groups,
-            valued=1,
-            accumulate=accumulate,
-            implementation=implementation,
-        )
+            rows, own, coefficients, groups=groups, valued=1,
+            accumulate=accumulate, implementation=implementation,
+        )  # fmt: skip
         return _nan.propagate_nan(y, margin)
 
     def _read_all_processes(self, index: jax.Array, mesh: Mesh) -> jax.Array:
         """Return rows from all processes; a function waits while each CPU reads its rows."""
         n_tables, _, width = self.shape
-        made = jax.ShapeDtypeStruct((n_tables, index.shape[0] * index.shape[-1], width), self.dtype)
+        result = jax.ShapeDtypeStruct(
+            (n_tables, index.shape[0] * index.shape[-1], width), self.dtype
+        )
 
         def gather_rows(ids: Any, device: Any) -> np.ndarray:
-            if device % self._n_local:  # each process reads once
-                return np.zeros(made.shape, made.dtype)
+            # Only the first device of a process reads: the sum over all devices adds its rows once.
+            if device % self._n_local:
+                return np.zeros(result.shape, result.dtype)
             return self.gather(np.asarray(ids))
 
         def sum_on_device(ids: jax.Array) -> jax.Array:
             device = jax.lax.axis_index(mesh.axis_names)
-            rows = jax.pure_callback(gather_rows, made, ids, device, vmap_method="sequential")
+            rows = jax.pure_callback(gather_rows, result, ids, device, vmap_method="sequential")
             total: jax.Array = jax.lax.psum(rows, mesh.axis_names)
             return total
 
+        replicated = PartitionSpec()
         read = jax.shard_map(
-            sum_on_device,
-            mesh=mesh,
-            in_specs=PartitionSpec(),
-            out_specs=PartitionSpec(),
-            check_vma=False,
+            sum_on_device, mesh=mesh, in_specs=replicated, out_specs=replicated, check_vma=False
         )
         rows: jax.Array = jax.jit(read)(index)
         return rows
@@ -604,11 +587,11 @@ class HostTable:
             return jnp.asarray(self.fetch(np.asarray(index)))
         n, n_tables, ways = index.shape
         length, dtype = self.record
-        made = jax.ShapeDtypeStruct((n_tables, n * ways, length), dtype)
+        result = jax.ShapeDtypeStruct((n_tables, n * ways, length), dtype)
 
         def read_on_cpu(index: jax.Array) -> jax.Array:
             rows: jax.Array = jax.pure_callback(
-                lambda ids: self.fetch(np.asarray(ids)), made, index, vmap_method="sequential"
+                lambda ids: self.fetch(np.asarray(ids)), result, index, vmap_method="sequential"
             )
             return rows
 
@@ -641,19 +624,17 @@ class HostTable:
                         return False
                     self._cell = _registered.Cell(driver)
                     self._show()
+                    # Not at exit: the driver may be gone then.
                     weakref.finalize(self, self._cell.abandon).atexit = False
                 except (HostMemoryError, _registered.RegistrationError) as error:
+                    # Not tried again, so that there is one warning.
                     self._cell, self._refused = None, True
-                    reason = (
-                        error
-                        if isinstance(error, HostMemoryError)
-                        else f"the GPU does not read host memory: {error}."
-                    )
+                    reason = f"the GPU does not read host memory: {error}."
+                    if isinstance(error, HostMemoryError):
+                        reason = str(error)
                     warnings.warn(
-                        (
-                            f"{reason} Until then, programs wait for the CPU, "
-                            "up to a third of a millisecond per read."
-                        ),
+                        f"{reason} Until then, programs wait for the CPU, "
+                        "up to a third of a millisecond per read.",
                         stacklevel=2,
                     )
             return self._cell is not None
@@ -673,12 +654,9 @@ class HostTable:
                 f"expected {self.dtype}{list(self.shape)}."
             )
         try:
-            if (
-                self.init is jax.nn.initializers.zeros
-                and rows is not None
-                and not self._cell.has_locked(rows)
-            ):
-                # Also those that never moved.
+            is_sparse = self.init is jax.nn.initializers.zeros
+            if is_sparse and rows is not None and not self._cell.has_locked(rows):
+                # Locked memory is resident, also the zeros that no update has written.
                 self._require(self.nbytes, "all of its rows in locked memory")
             self._cell.point(rows)
         except _registered.RegistrationError as error:
@@ -712,6 +690,7 @@ class HostTable:
         gradient = self._fetch_gradient(gradient)
         assert self.rule is not None
         assert self.moved is not None
+        # The CPU writes in place: programs that read the rows on a GPU must have ended.
         if waits:
             self._wait()
         look_up: Any = gradient.look_up
@@ -744,26 +723,24 @@ class HostTable:
             return np.pad(a, [(0, more)] + [(0, 0)] * n_axes, constant_values=value)
 
         arrays = {"weights": weights, **self.state}
-        compact = {
-            name: np.zeros((len(a), room, a.shape[-1]), a.dtype) for name, a in arrays.items()
-        }
-        take_rows(
-            [
-                (a[t], ids, compact[name][t, : ids.size])
-                for name, a in arrays.items()
-                for t, ids in enumerate(rows)
-            ]
+        compact = {n: np.zeros((len(a), room, a.shape[-1]), a.dtype) for n, a in arrays.items()}
+        jobs = [
+            (a[t], ids, compact[name][t, : ids.size])
+            for name, a in arrays.items()
+            for t, ids in enumerate(rows)
+        ]
+        take_rows(jobs)
+        compact_look_up = look_up.replace(
+            index=pad_array(inverse, 2, room - 1),
+            coefficients=pad_array(look_up.coefficients, 2),
         )
         local = dataclasses.replace(
             gradient,
-            look_up=look_up.replace(
-                index=pad_array(inverse, 2, room - 1),
-                coefficients=pad_array(look_up.coefficients, 2),
-            ),
+            look_up=compact_look_up,
             sealed=pad_array(np.asarray(gradient.cotangent), 2),
             shape=compact["weights"].shape,
         )
-        # Before jit asks for its key, in whatever thread this is.
+        # This may be another thread or coroutine than the last: jit's cache key must be this one's.
         kernel_registry.follow_coroutine(traced=False)
         with jax.default_device(cpu()):
             moved, state = _updated_rows(
@@ -798,7 +775,8 @@ class HostTable:
                 )
         gradient = jax.device_get(gradient)
         look_up: Any = gradient.look_up
-        if look_up.valued < look_up.index.shape[-1]:  # the others move nothing
+        # Other ways have no gradient and update no rows.
+        if look_up.valued < look_up.index.shape[-1]:
             look_up = look_up.replace(
                 index=look_up.index[..., : look_up.valued],
                 coefficients=look_up.coefficients[..., : look_up.valued],
@@ -811,20 +789,20 @@ class HostTable:
         look_up: Any = gradient.look_up
         assert self.weights is not None
         assert self.moved is not None
-        local, there = self._localize_ids(
+        local, is_local = self._localize_ids(
             look_up.index[..., t, :].reshape(-1, look_up.index.shape[-1])
         )
-        samples, ways = np.nonzero(there)
+        samples, ways = np.nonzero(is_local)
         if not len(samples):
             return
         coefficients = look_up.coefficients[..., t, :].reshape(local.shape)
-        own = np.where(ways < look_up.valued, coefficients[samples, ways], 0).astype(
-            coefficients.dtype
-        )
-        call = WeightedLookup.from_arrays(
-            (None, local[samples, ways][:, None, None].astype(np.int32), own[:, None, None]),
-            {**dict(look_up.options()), "groups": 1, "valued": 1}.items(),
-        )
+        own = np.where(ways < look_up.valued, coefficients[samples, ways], 0)
+        own = own.astype(coefficients.dtype)
+        # Each read of a local row becomes a sample with one way, in the same order: sums are added
+        # as in a table that one process holds.
+        ids = local[samples, ways][:, None, None].astype(np.int32)
+        options = {**dict(look_up.options()), "groups": 1, "valued": 1}
+        call = WeightedLookup.from_arrays((None, ids, own[:, None, None]), options.items())
         group = t // (self.shape[0] // look_up.groups)
         every = np.asarray(gradient.cotangent).reshape(-1, self.shape[2])
         cotangent = np.empty((len(samples), 1, self.shape[2]), every.dtype)
@@ -832,19 +810,15 @@ class HostTable:
         factor = gradient.factor
         if np.ndim(factor) == 3 and len(factor) > 1:
             factor = factor[t : t + 1]
+        # Views: the block's update writes into this table's memory.
         block = HostTable((1, *self._local_shape[1:]), self.dtype, self.init, self.name)
-        block.weights, block.moved, block.rule = (
-            self.weights[t : t + 1],
-            self.moved[t : t + 1],
-            self.rule,
-        )
+        block.weights, block.moved = self.weights[t : t + 1], self.moved[t : t + 1]
+        block.rule = self.rule
         block.state = {name: a[t : t + 1] for name, a in self.state.items()}
-        block.update(
-            dataclasses.replace(
-                gradient, look_up=call, sealed=cotangent, factor=factor, shape=block.shape
-            ),
-            rate,
+        gradient = dataclasses.replace(
+            gradient, look_up=call, sealed=cotangent, factor=factor, shape=block.shape
         )
+        block.update(gradient, rate)
 
     def _wait(self) -> None:
         if self._cell is not None:
@@ -866,12 +840,13 @@ class HostTable:
             flat = a.reshape(-1, a.shape[-1])
             shape = (len(ids), a.shape[-1])
             path = folder / f"{name}.npy"
-            if not len(ids):  # which cannot be mapped
+            if not len(ids):  # an empty file cannot be mapped
                 np.save(path, np.empty(shape, a.dtype))
                 continue
-            found = np.lib.format.open_memmap(path, "w+", a.dtype, shape)
-            take_rows([(flat, ids, found)])
-            found.flush()
+            # Threads write into the file: no second copy of the rows in memory.
+            rows = np.lib.format.open_memmap(path, "w+", a.dtype, shape)
+            take_rows([(flat, ids, rows)])
+            rows.flush()
 
     def load(self, folder: Path) -> None:
         """Read a checkpoint from `save`, after `draw` with the same key.
@@ -888,19 +863,18 @@ class HostTable:
         arrays = {"rows": weights, **self.state}
 
         def read(name: str) -> np.ndarray:
-            found: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            return found
+            array: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            return array
 
         ids = read("ids")
-        if (
-            ids.ndim != 1
-            or ids.dtype != np.int64
-            or (ids.size and not 0 <= ids.min() <= ids.max() < math.prod(self.shape[:2]))
-        ):
+        is_list = ids.ndim == 1 and ids.dtype == np.int64
+        n_rows = math.prod(self.shape[:2])
+        if not is_list or (ids.size and not 0 <= ids.min() <= ids.max() < n_rows):
             raise ValueError(
                 f"{folder} has ids out of range for the table {self.name} {list(self.shape)}."
             )
         table, row = np.divmod(ids, self.shape[1])
+        # A checkpoint of any number of processes has ids of the whole table.
         mine = np.flatnonzero((row >= self.rows.start) & (row < self.rows.stop))
         places = (table * len(self.rows) + row - self.rows.start)[mine]
         for name, a in arrays.items():
@@ -945,10 +919,10 @@ class Normal:
     def sample_range(self, data: Any, first: int, count: int) -> jax.Array:
         """Return `count` elements of a jitted call's sample from `first` on, in memory order."""
         high, low = divmod(first, 1 << 32)
-        drawn: jax.Array = _normal_part(
+        sample: jax.Array = _normal_part(
             data, np.uint32(high), np.uint32(low), count, self.deviation
         )
-        return drawn
+        return sample
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -957,9 +931,9 @@ def _normal_part(data: Any, high: Any, low: Any, count: int, deviation: float) -
     at = low + jnp.arange(count, dtype=jnp.uint32)
     one, other = _threefry(data, high + (at < low).astype(jnp.uint32), at)
     bits = one ^ other
-    unit = jax.lax.bitcast_convert_type(
-        (bits >> 9) | jnp.uint32(0x3F800000), jnp.float32
-    ) - np.float32(1)
+    # Random bits become the mantissa of a number in [1, 2).
+    unit = jax.lax.bitcast_convert_type((bits >> 9) | jnp.uint32(0x3F800000), jnp.float32)
+    unit = unit - np.float32(1)
     least = np.nextafter(np.float32(-1), np.float32(0))
     uniform = jnp.maximum(least, unit * (np.float32(1) - least) + least)
     drawn: jax.Array = np.float32(np.sqrt(2)) * jax.lax.erf_inv(uniform) * jnp.float32(deviation)
@@ -967,10 +941,8 @@ def _normal_part(data: Any, high: Any, low: Any, count: int, deviation: float) -
 
 
 def _threefry(key: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """Return Threefry-2x32 outputs with twenty rounds, JAX's generator.
-
-    It has no loop, so that a CPU keeps the words in registers.
-    """
+    """Return Threefry-2x32 outputs with twenty rounds, JAX's generator."""
+    # Without a loop, so that a CPU keeps the words in registers.
     keys = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
     x, y = x + keys[0], y + keys[1]
     for i in range(5):
@@ -989,11 +961,8 @@ def _updated_rows(rows: Any, state: Any, gradient: TableGradient, rate: Any, rul
 def _call(index: Any, shape: tuple[int, ...], dtype: Any) -> WeightedLookup:
     """Return the call that reads one row per id, in shapes."""
     ids = jax.ShapeDtypeStruct(index.shape, np.int32)
-    arrays = (
-        jax.ShapeDtypeStruct(shape, dtype),
-        ids,
-        jax.ShapeDtypeStruct(index.shape, accumulator(dtype)),
-    )
+    coefficients = jax.ShapeDtypeStruct(index.shape, accumulator(dtype))
+    arrays = (jax.ShapeDtypeStruct(shape, dtype), ids, coefficients)
     options = {"groups": shape[0], "valued": index.shape[-1], "accumulate": None}
     return WeightedLookup.from_arrays(arrays, options.items())
 
@@ -1008,9 +977,8 @@ def _find_native(direction: Any, call: Any, cotangent: Any = None, step: Step | 
         shapes = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(np.shape(a), a.dtype), (call, cotangent, step)
         )
-        spec = kernel_registry.resolve_request(
-            Request(direction, shapes[0], _device(), *shapes[1:]), names
-        )
+        request = Request(direction, shapes[0], _device(), *shapes[1:])
+        spec = kernel_registry.resolve_request(request, names)
         return (getattr(importlib.import_module(spec.target), "on_host", None),)
 
     key = ("host", direction, names, tuple(leaves), call.options(), rule)
@@ -1022,8 +990,8 @@ def _device() -> Any:
     return devices_of([jax.device_put(np.zeros(()), cpu())])[0]
 
 
-_given: contextvars.ContextVar[Mapping[HostTable, tuple[Any, Any]]] = contextvars.ContextVar(
-    "given", default=MappingProxyType({})
+_provided_rows = contextvars.ContextVar[Mapping[HostTable, tuple[Any, Any]]](
+    "provided_rows", default=MappingProxyType({})
 )
 
 
@@ -1037,21 +1005,22 @@ def provide_rows(rows: Mapping[HostTable, Any], part: Any = None) -> Iterator[No
       rows: rows by table.
       part: index of the batch part to read, if the rows cover all parts.
     """
-    before = _given.set({**_given.get(), **{table: (a, part) for table, a in rows.items()}})
+    token = _provided_rows.set(
+        {**_provided_rows.get(), **{table: (a, part) for table, a in rows.items()}}
+    )
     try:
         yield
     finally:
-        _given.reset(before)
+        _provided_rows.reset(token)
 
 
 def free_memory() -> int | None:
     """Return the bytes this process may allocate, by kernel and control group; None if unknown."""
-    found = []
+    free = []
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(
-            int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
-        )
+        available = next(line for line in lines if line.startswith("MemAvailable:"))
+        free.append(int(available.split()[1]) * 1024)
     for most, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -1060,9 +1029,10 @@ def free_memory() -> int | None:
             group = Path("/sys/fs/cgroup")
             limit, taken = (int((group / name).read_text()) for name in (most, used))
             stat = (group / used).with_name("memory.stat").read_text().split()
-            taken -= int(stat[stat.index("inactive_file") + 1])  # what the kernel gives away first
-            found.append(limit - taken)
-    return max(min(found), 0) if found else None
+            # The page cache counts as used, but the kernel gives its inactive part away first.
+            taken -= int(stat[stat.index("inactive_file") + 1])
+            free.append(limit - taken)
+    return max(min(free), 0) if free else None
 
 
 def cpu() -> jax.Device:

@@ -85,13 +85,13 @@ class HostTables(Mapping[str, HostTable]):
         Raises:
           ValueError: the table has another shape or dtype.
         """
-        found = self._tables.setdefault(name, HostTable(shape, dtype, init, name))
-        if (found.shape, found.dtype) != (tuple(shape), np.dtype(dtype)):
+        table = self._tables.setdefault(name, HostTable(shape, dtype, init, name))
+        if (table.shape, table.dtype) != (tuple(shape), np.dtype(dtype)):
             raise ValueError(
-                f"HostTables: {name} is {found}, but a layer needs {np.dtype(dtype)}{list(shape)}: "
+                f"HostTables: {name} is {table}, but a layer needs {np.dtype(dtype)}{list(shape)}: "
                 "use separate HostTables for each model."
             )
-        return found
+        return table
 
     def draw(self, keys: Any) -> None:
         """Initialize the rows of all tables; see `HostTable.draw`.
@@ -103,9 +103,9 @@ class HostTables(Mapping[str, HostTable]):
           ValueError: a table's key is missing, or there are no tables.
           HostMemoryError: host memory is too small.
         """
-        leaves = jax.tree.leaves_with_path(keys)
-        found = {
-            jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves
+        keys_by_name = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+            for path, leaf in jax.tree.leaves_with_path(keys)
         }
         if not self._tables:
             raise ValueError(
@@ -113,14 +113,14 @@ class HostTables(Mapping[str, HostTable]):
                 "layers have them as placement=."
             )
         for name in self:
-            if KEY.format(name) not in found:
+            if KEY.format(name) not in keys_by_name:
                 raise ValueError(
-                    f"HostTables.draw: keys has {format_value(sorted(found))}, but not "
+                    f"HostTables.draw: keys has {format_value(sorted(keys_by_name))}, but not "
                     f"{KEY.format(name)}: give variables['keys'] from Flax Linen, or the state "
                     "from Haiku."
                 )
         for name, table in self.items():
-            table.draw(jax.random.wrap_key_data(jnp.asarray(found[KEY.format(name)])))
+            table.draw(jax.random.wrap_key_data(jnp.asarray(keys_by_name[KEY.format(name)])))
 
     def start(self, rule: RowRule) -> None:
         """Initialize a rule's state for all tables; see `HostTable.start`.

@@ -63,8 +63,10 @@ def write_overlay(
     for name, array in {"ids": ids, **arrays}.items():
         np.save(folder / f"{name}.npy", array)
     files = {f"{name}.npy": digest_of(folder / f"{name}.npy") for name in ("ids", *arrays)}
-    found = {"format": 1, **about, "updated": len(ids), "files": files}
-    (folder / ABOUT).write_text(json.dumps(found, indent=1) + "\n")
+    facts_of_overlay = {"format": 1, **about, "updated": len(ids), "files": files}
+    # The description comes last: a folder without it is no overlay, so an interrupted write is
+    # noticed.
+    (folder / ABOUT).write_text(json.dumps(facts_of_overlay, indent=1) + "\n")
 
 
 def read_overlay(folder: str | os.PathLike[str]) -> Overlay:
@@ -83,27 +85,28 @@ def read_overlay(folder: str | os.PathLike[str]) -> Overlay:
             raise ValueError(f"its format is {about['format']}; this version reads 1")
         for name, kind in (("base", dict), ("files", dict), ("updated", int)):
             fields.field(about, name, kind)
-        found = {}
+        arrays = {}
         for name, digest in about["files"].items():
             path = folder / name
             if path.parent != folder or path.suffix != ".npy" or digest_of(path) != digest:
                 raise ValueError(f"{name} is missing, or has changed")
-            found[path.stem] = np.load(
+            # Small arrays are read: each map would hold a file open.
+            arrays[path.stem] = np.load(
                 path, mmap_mode="r" if path.stat().st_size > 4096 else None, allow_pickle=False
             )
-        ids = np.asarray(found.pop("ids"))
+        ids = np.asarray(arrays.pop("ids"))
         n_rows, width = about["base"]["rows"], about["base"]["width"]
         ordered = ids.dtype == np.int64 and ids.ndim == 1 and bool((np.diff(ids) > 0).all())
         if not ordered or (ids.size and not 0 <= ids[0] <= ids[-1] < n_rows):
             raise ValueError("ids.npy holds no increasing row ids of the table")
-        if (found["rows"].shape, found["rows"].dtype) != ((len(ids), width), np.float32):
+        if (arrays["rows"].shape, arrays["rows"].dtype) != ((len(ids), width), np.float32):
             raise ValueError(
-                f"rows.npy is {found['rows'].dtype}{list(found['rows'].shape)}, "
+                f"rows.npy is {arrays['rows'].dtype}{list(arrays['rows'].shape)}, "
                 f"not float32{[len(ids), width]}"
             )
     except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
         raise OverlayError(f"the overlay {folder} is damaged: {in_a_line(error)}.") from error
-    return Overlay(folder, about, hashlib.sha256(text).hexdigest(), ids, found)
+    return Overlay(folder, about, hashlib.sha256(text).hexdigest(), ids, arrays)
 
 
 def facts(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -123,18 +126,18 @@ def facts(folder: str | os.PathLike[str]) -> dict[str, Any]:
     }
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
+def lines(about: Mapping[str, Any]) -> list[str]:
     """Return the facts about an overlay as text lines."""
-    base = found["base"]
+    base = about["base"]
     return [
-        f"{found['folder']}: an overlay of a mapped table, {found['bytes'] / 1e6:,.1f} MB",
+        f"{about['folder']}: an overlay of a mapped table, {about['bytes'] / 1e6:,.1f} MB",
         (
-            f"rows: {found['updated']:,} of {base['rows']:,}, with {base['width']} elements each; "
-            f"rule: {found.get('rule') or 'none'}"
+            f"rows: {about['updated']:,} of {base['rows']:,}, with {base['width']} elements each; "
+            f"rule: {about.get('rule') or 'none'}"
         ),
-        f"digest: {found['digest']}",
-        f"layout: {found.get('layout') or 'not recorded'}",
-        *(f"below: the overlay {digest}" for digest in found.get("below", ())),
+        f"digest: {about['digest']}",
+        f"layout: {about.get('layout') or 'not recorded'}",
+        *(f"below: the overlay {digest}" for digest in about.get("below", ())),
         *(
             (
                 f"base: {part['tensor']} in {part['file']}, {part['size']:,} bytes, "

@@ -95,12 +95,9 @@ def update_table(
             "from lutjax.optim.value_and_grad."
         )
     _checks.floats(
-        "update_table",
-        "weights",
-        weights,
-        len(gradient.shape),
+        "update_table", "weights", weights, len(gradient.shape),
         "[detectors, rows, outputs], or [edges]",
-    )
+    )  # fmt: skip
     _checks.require(
         weights.shape == gradient.shape and weights.dtype == gradient.dtype,
         "update_table",
@@ -147,19 +144,19 @@ def broadcast_factors(
     op: str, name: str, factors: Any, shape: tuple[int, ...], dtype: Any
 ) -> jax.Array:
     """Return table or edge factors as an array that broadcasts to tables; a number as a scalar."""
-    found = jnp.asarray(factors, dtype)
-    if found.shape == shape[:1] and len(shape) > 1:
-        return found.reshape(-1, *(1,) * (len(shape) - 1))
-    fits = len(found.shape) == len(shape) and all(
-        n in (1, m) for n, m in zip(found.shape, shape, strict=True)
+    array = jnp.asarray(factors, dtype)
+    if array.shape == shape[:1] and len(shape) > 1:
+        return array.reshape(-1, *(1,) * (len(shape) - 1))
+    fits = len(array.shape) == len(shape) and all(
+        n in (1, m) for n, m in zip(array.shape, shape, strict=True)
     )
-    if found.ndim and not fits:
+    if array.ndim and not fits:
         sizes = ", ".join(f"{m} or 1" for m in shape)
         raise ValueError(
-            f"{op}: {name} has shape {list(found.shape)}; expected a number, one per table "
+            f"{op}: {name} has shape {list(array.shape)}; expected a number, one per table "
             f"[{shape[0]}], or one per edge [{sizes}]."
         )
-    return found
+    return array
 
 
 def _with_table(look_up: Call, weights: Any) -> Call:
@@ -167,14 +164,12 @@ def _with_table(look_up: Call, weights: Any) -> Call:
 
 
 def _order_after(rate: jax.Array, token: jax.Array) -> jax.Array:
-    """Return the rate, available once the backward pass has read the table.
-
-    Without this dependency the compiler may write the table before its last read, and then copies
-    it first. An `optimization_barrier` is not enough: compilers remove it before they decide about
-    copies. The rate is therefore selected by a predicate that is never true, which no simplifier
-    can prove: ``x**2 == 7 y**2 - 1`` has no solution in integers modulo 8, and so none in 32-bit
-    integers (an opaque predicate: Collberg, Thomborson and Low, 1998).
-    """
+    """Return the rate, available once the backward pass has read the table."""
+    # Without this dependency the compiler may write the table before its last read, and then copies
+    # it first. An `optimization_barrier` is not enough: compilers remove it before they decide about
+    # copies. The rate is therefore selected by a predicate that is never true, which no simplifier
+    # can prove: x**2 == 7 y**2 - 1 has no solution in integers modulo 8, and so none in 32-bit
+    # integers (an opaque predicate: Collberg, Thomborson and Low, 1998).
     x, y = (jax.lax.bitcast_convert_type(a.astype(jnp.float32), jnp.uint32) for a in (token, rate))
     never = x * x == jnp.uint32(7) * y * y - jnp.uint32(1)
     return jnp.where(never, -rate, rate)
@@ -182,25 +177,25 @@ def _order_after(rate: jax.Array, token: jax.Array) -> jax.Array:
 
 def check_state(rule: RowRule, weights: Any, state: RowState) -> None:
     """Raise ValueError if a state does not belong to this rule and table."""
-    wanted = jax.eval_shape(rule.init, weights)
-    found = {name: (tuple(a.shape), jnp.dtype(a.dtype)) for name, a in state.items()}
-    expected = {name: (tuple(a.shape), jnp.dtype(a.dtype)) for name, a in wanted.items()}
-    if found != expected:
+    initial = jax.eval_shape(rule.init, weights)
+    actual = {name: (tuple(a.shape), jnp.dtype(a.dtype)) for name, a in state.items()}
+    expected = {name: (tuple(a.shape), jnp.dtype(a.dtype)) for name, a in initial.items()}
+    if actual != expected:
 
         def text(arrays: dict[str, Any]) -> str:
-            return (
-                ", ".join(f"{n} {d}{list(s)}" for n, (s, d) in sorted(arrays.items()))
-                or "no arrays at all"
-            )
+            described = (f"{n} {d}{list(s)}" for n, (s, d) in sorted(arrays.items()))
+            return ", ".join(described) or "no arrays at all"
 
         raise ValueError(
-            f"update_table: the state has {text(found)}; {rule} needs {text(expected)} for a table "
-            f"{_checks.describe(weights)}. Use rule.init(weights)."
+            f"update_table: the state has {text(actual)}; "
+            f"{rule} needs {text(expected)} for a table {_checks.describe(weights)}. "
+            "Use rule.init(weights)."
         )
 
 
 def check_devices(name: str, weights: Any, gradient: TableGradient) -> None:
     """Raise ValueError if devices would update a shared table by different gradients."""
+    # A replicated table needs the same gradient on all devices, or its copies would diverge.
     apart = sorted(gradient.varying_axes() - _compat.varying_axes(weights))
     axes = ", ".join(map(repr, apart))
     if apart:
@@ -254,7 +249,7 @@ def _squared_norm_of_factors(gradient: TableGradient, device: Device) -> jax.Arr
     assert hits is not None
     updates = importlib.import_module("lutjax.kernels._xla._row_updates")
     like = next(iter(jax.tree.leaves(gradient.look_up)))
-    # Its shape: no memory in the end.
+    # Only the shape matters, so the compiler allocates no memory for it.
     weights = _compat.zeros_varying(like, gradient.shape, gradient.dtype)
     call, cotangent = fold_call(_with_table(gradient.look_up, weights), gradient.cotangent)
     visit, n_hits = hits(call, cotangent, device=device)

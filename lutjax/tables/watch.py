@@ -79,6 +79,8 @@ class Watch(TableReads):
                 "one call, or remove this table from `tables` to get a dense gradient."
             )
         field = str(call.table_name)
+        # The table has no gradient here: `run` adds the tap, whose gradient is the output's
+        # cotangent.
         without = call.replace(**{field: jax.lax.stop_gradient(getattr(call, field))})
         y = run(None if self._taps is None else self._taps[name], without)
         rest = jax.lax.stop_gradient(call.replace(**{field: None}))
@@ -102,7 +104,8 @@ class Watch(TableReads):
                 f"the host-resident table {name} is read twice in the loss, but a sparse gradient "
                 "has one lookup. Join the two batches in one call."
             )
-        rows = jax.lax.stop_gradient(rows) + jnp.zeros((), rows.dtype)  # an array of its own
+        # A new array, because the rows may be an argument that others read too.
+        rows = jax.lax.stop_gradient(rows) + jnp.zeros((), rows.dtype)
         self.ids[name] = jax.lax.stop_gradient(index)
         self._names[id(rows)] = name
         self._made.append(rows)
@@ -110,6 +113,5 @@ class Watch(TableReads):
 
     def scale(self, name: str, factor: Any) -> None:
         """Multiply a table's gradient by a factor."""
-        self.factors[name] = (
-            self.factors[name] * factor if name in self.factors else jnp.asarray(factor)
-        )
+        before = self.factors.get(name)
+        self.factors[name] = jnp.asarray(factor) if before is None else before * factor
