@@ -1,10 +1,11 @@
 """Argument checks for layers and configs: plain values, annotated types, and error messages."""
 
 import collections.abc
+import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _KINDS = (int, float, bool, str, tuple, collections.abc.Sequence, collections.abc.Callable)
@@ -120,6 +121,26 @@ def check_arguments(where: str, annotated: type, values: Mapping[str, Any]) -> d
             value = of_python
         normalized[name] = value
     return normalized
+
+
+def set_decided_fields(
+    target: Any, decided: Mapping[str, Any], conflict: Callable[[str, Any], ValueError]
+) -> None:
+    """Set the dataclass fields that another argument decides.
+
+    Args:
+      target: dataclass instance, which may be frozen.
+      decided: values by field name.
+      conflict: error for a field, given its name and decided value.
+
+    Raises:
+      ValueError: a field has neither its decided value nor its default.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(target)}
+    for name, value in decided.items():
+        if getattr(target, name) not in (value, defaults[name]):
+            raise conflict(name, value)
+        object.__setattr__(target, name, value)
 
 
 @functools.cache

@@ -26,8 +26,8 @@ MUTATIONS = [
     (X + "binary_lut.py", "softened = [jnp.where(a > 0, 0.75, 0.25)", "softened = [jnp.where(a >= 0, 0.75, 0.25)", "binary_lut or BinaryLUT"),
     (X + "sparse_lookup.py", "difference = slots.change(weights, t, row, other, dy, accumulate)", "difference = slots.change(weights, t, other, row, dy, accumulate)", "sparse"),
     # Layers.
-    (L + "_tables.py", "            n_seen = jnp.maximum(jnp.sum(counts, -1), 1)", "            n_seen = jnp.maximum(jnp.sum(counts, -1), 2)", "Attention"),
-    (L + "_projection.py", "        return drawn.astype(dtype) / jnp.asarray(kept, dtype)", "        return drawn.astype(dtype) * jnp.asarray(kept, dtype)", "ProjectionLUT or SpatialLUT"),
+    (L + "_tables.py", "            n_seen = jnp.maximum(jnp.sum(is_visible, -1), 1)", "            n_seen = jnp.maximum(jnp.sum(is_visible, -1), 2)", "Attention"),
+    (L + "_projection.py", "        return drawn.astype(dtype) / jnp.asarray(share, dtype)", "        return drawn.astype(dtype) * jnp.asarray(share, dtype)", "ProjectionLUT or SpatialLUT"),
     (L + "_logic.py", "            scores = jnp.asarray(scores) / jnp.asarray(self.temperature, scores.dtype)", "            scores = jnp.asarray(scores) * jnp.asarray(self.temperature, scores.dtype)", "LogicGates or SoftLUT or BinaryLUT"),
     (L + "_logic.py", "            soft = jax.nn.sigmoid((x - t) / width).astype(dtype)", "            soft = jax.nn.sigmoid((x - t) * width).astype(dtype)", "Thermometer"),
     (L + "_memory.py", "        value = (jax.nn.sigmoid(self._sigmoid_argument(score)) * value", "        value = (jax.nn.sigmoid(-self._sigmoid_argument(score)) * value", "NgramMemory"),
@@ -60,7 +60,7 @@ MUTATIONS = [
     # Wiring.
     (W + "_edges.py", "np.nonzero(targets >= 0)", "np.nonzero(targets > 0)", "edges"),
     (W + "_images.py", "np.argsort(~used, axis=1", "np.argsort(used, axis=1", "images"),
-    (W + "_sizes.py", "if min(sizes) < least:", "if min(found) <= least:", "images or wiring"),
+    (W + "_sizes.py", "if min(sizes) < least:", "if min(sizes) <= least:", "images or wiring"),
     # Training of tables.
     (T + "collect.py", "    if count < 1:", "    if count < 0:", "microbatch"),
     ("lutjax/optim/_gradients.py", "factor = jnp.where(norm > limit, limit / norm", "factor = jnp.where(norm > limit, norm / limit", "clip or norm"),

@@ -53,6 +53,7 @@ def add_score_gradients(
 
     scores = reverse_only(scores, _NO_FORWARD_MODE)
     scores = cast_varying(scores, varying_axes(y))
+    # Only the scores have a gradient here: the op's own gradient covers inputs and tables.
     rest = jax.lax.stop_gradient((x, wires, candidates, tables))
     divided = _meshes.shard_by_compiler(gradient, lambda _, scores, *rest: _meshes.spec_of(scores))
     return _with_gradient(divided, y, scores, rest)
@@ -66,7 +67,7 @@ def _with_gradient(gradient: Op, y: jax.Array, scores: jax.Array, rest: Any) -> 
 
 _with_gradient.defvjp(
     lambda gradient, y, scores, rest: (y, (scores, rest)),
-    lambda gradient, kept, dy: (dy, gradient(dy, kept[0], *kept[1]), None),
+    lambda gradient, saved, dy: (dy, gradient(dy, saved[0], *saved[1]), None),
 )
 
 
@@ -81,15 +82,18 @@ def _gradient(
 ) -> jax.Array:
     """Return the score gradient ``[G, n, k]``, features first: `dy` ``[G, B]``, `x` ``[I, B]``."""
     dtype = accumulator(x.dtype, scores.dtype)
-    # Without this, XLA recomputes each of them for every candidate that reads it.
+    # Without the barrier, XLA recomputes each of them for every candidate that reads it.
     x, wires, dy = jax.lax.optimization_barrier((x, wires, dy))
     if candidates is None:
-        inputs = [read(x, of_pin).astype(dtype) for of_pin in wires.T]
-        of_pins = slopes(tables, inputs, dy.astype(dtype))
-        gains = [jnp.matmul(slope, x.astype(dtype).T, precision="highest") for slope in of_pins]
+        inputs = [read(x, wires_of_input).astype(dtype) for wires_of_input in wires.T]
+        slopes_of_inputs = slopes(tables, inputs, dy.astype(dtype))
+        gains = [
+            jnp.matmul(slope, x.astype(dtype).T, precision="highest") for slope in slopes_of_inputs
+        ]
     else:
         gains = _gains(slopes, dy.astype(dtype), x, wires, jnp.asarray(candidates), tables)
     shares, gain = jax.nn.softmax(scores.astype(dtype)), jnp.stack(gains, 1)
+    # The gradient of the expected loss change, under a softmax of the scores.
     return (shares * (gain - jnp.sum(shares * gain, -1, keepdims=True))).astype(scores.dtype)
 
 
@@ -104,7 +108,7 @@ def _gains(
     """Return the loss change per gate input and candidate: ``[G, k]`` each."""
     n_candidates = candidates.shape[-1]
     x, dy, n_parts, is_judge, scale = _judges(x, dy, n_candidates)
-    inputs = [read(x, of_pin).astype(dy.dtype) for of_pin in wires.T]
+    inputs = [read(x, wires_of_input).astype(dy.dtype) for wires_of_input in wires.T]
 
     def split_parts(values: jax.Array) -> jax.Array:
         return values.reshape(values.shape[0], n_parts, values.shape[1] // n_parts)
@@ -117,10 +121,9 @@ def _gains(
     for pin, slope in enumerate(slopes(tables, inputs, dy)):
         others = read(parts, candidates[:, pin], part[None]).astype(dy.dtype)
         values = split_parts(slope) * (others - split_parts(inputs[pin]))
-        of_part = _sum_last_axis(
-            values if is_judge is None else jnp.where(is_judge[None], values, 0)
-        )
-        gains.append(of_part * scale)
+        if is_judge is not None:
+            values = jnp.where(is_judge[None], values, 0)
+        gains.append(_sum_last_axis(values) * scale)
     return gains
 
 
@@ -136,7 +139,8 @@ def _judges(
     batch = x.shape[-1]
     if isinstance(batch, int):
         size = min(batch // n_candidates, _JUDGES)
-        if not size:  # a batch with fewer samples than candidates is one part
+        # A batch with fewer samples than candidates is one part, which judges every candidate.
+        if not size:
             return x, dy, 1, None, 1.0
         used = n_candidates * size
         return x[:, :used], dy[:, :used], n_candidates, None, batch / size
@@ -146,9 +150,8 @@ def _judges(
     first = jnp.arange(n_candidates, dtype=jnp.int32)[:, None] * size
     place = jnp.arange(max(_JUDGES, n_candidates - 1), dtype=jnp.int32)[None]
     ids = (first + place).reshape(-1)
-    is_judge = jnp.broadcast_to(
-        place < jnp.where(size > 0, size, n), (n_candidates, place.shape[1])
-    )
+    n_judges = jnp.where(size > 0, size, n)
+    is_judge = jnp.broadcast_to(place < n_judges, (n_candidates, place.shape[1]))
     scale = jnp.where(size > 0, n.astype(dy.dtype) / jnp.maximum(size, 1).astype(dy.dtype), 1)
     x, dy = (jnp.take(a, ids, axis=1, mode="clip") for a in (x, dy))
     return x, dy, n_candidates, is_judge, scale
@@ -160,7 +163,7 @@ def _sum_last_axis(values: jax.Array) -> jax.Array:
         return jnp.matmul(values, jnp.ones(values.shape[-1], values.dtype), precision="highest")
 
     # On a CPU, a sum over the last axis is sequential; elsewhere XLA fuses it into its producer.
-    found: jax.Array = jax.lax.platform_dependent(
+    sums: jax.Array = jax.lax.platform_dependent(
         values, cpu=sum_by_product, default=lambda values: jnp.sum(values, -1)
     )
-    return found
+    return sums

@@ -28,7 +28,9 @@ def attend_counts(
     weights: Float[Array, "detectors rows outputs"], counts: Int[Array, "*batch detectors codes"],
     index: Int[Array, "*batch length detectors"], is_key: Bool[Array, "*batch length"], *,
     accumulate: FixedPoint | None, implementation: Implementation,
-) -> tuple[Float[jax.Array, "*batch length outputs"], Int[jax.Array, "*batch detectors codes"]]:  # fmt: skip
+) -> tuple[
+    Float[jax.Array, "*batch length outputs"], Int[jax.Array, "*batch detectors codes"]
+]:  # fmt: skip
     """Attend to earlier positions, given by their counts per code; return outputs and new counts.
 
     ``y[j] = sum over t, c of counts_j[t, c] * weights[t, index[j, t] * codes + c]``, where
@@ -38,18 +40,19 @@ def attend_counts(
     """
     length = index.shape[-2]
     sums: Any = {"accumulate": accumulate, "implementation": implementation}
+    # Counts of all positions would take `length` times the memory of a cache, so they are made block
+    # by block. A decoding step is one position, and needs no loop.
     sizes = (n if isinstance(n, int) else _SYMBOLIC_SIZE for n in counts.shape)
     size = length if length == 1 else max(1, _MOST_NUMBERS // max(math.prod(sizes), 1))
     if size >= length:
         return _attended_block(weights, counts, index, is_key, **sums)
     n_blocks = -(-length // size)
     blocks = _meshes.shard_by_compiler(
-        lambda a, of_key: (
-            _in_blocks(a, n_blocks, size, -2),
-            _in_blocks(of_key, n_blocks, size, -1),
+        lambda a, is_key: (
+            _in_blocks(a, n_blocks, size, -2), _in_blocks(is_key, n_blocks, size, -1)
         ),
-        lambda a, of_key: (_with_axis(a), _with_axis(of_key)),
-    )(index, is_key)
+        lambda a, is_key: (_with_axis(a), _with_axis(is_key)),
+    )(index, is_key)  # fmt: skip
 
     def step(counts: jax.Array, block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         y, counts = _attended_block(weights, counts, *block, **sums)
@@ -67,10 +70,11 @@ def _attended_block(
 
     def count_keys(counts: Any, index: Any, is_key: Any) -> tuple[jax.Array, jax.Array]:
         codes = _codes(index, n_codes)
-        # [..., length, T, codes]
+        # New keys per code, [..., length, T, codes], and the keys before each position.
         new = ((index[..., None] == codes) & is_key[..., None, None]).astype(jnp.int32)
         before = counts[..., None, :, :] + jnp.cumsum(new, -3, dtype=jnp.int32) - new
         after = counts + jnp.sum(new, -3, dtype=jnp.int32)
+        # Padding is no query: without counts it reads nothing.
         return jnp.where(is_key[..., None, None], before, 0), after
 
     def specs(counts: Any, index: Any, _: Any) -> Any:
@@ -90,9 +94,10 @@ def _sum_rows(
     y = lutjax.weighted_lookup(weights, rows, in_floats, accumulate=accumulate, **options)
     if accumulate is None:
         return y
-    fixed = _meshes.shard_by_compiler(
+    add_integers = _meshes.shard_by_compiler(
         functools.partial(_sum_of_integers, accumulate=accumulate), lambda *_: _meshes.spec_of(y)
-    )(jax.lax.stop_gradient(weights), index, counts)
+    )
+    fixed = add_integers(jax.lax.stop_gradient(weights), index, counts)
     if accumulate.checked:
         floats = lutjax.weighted_lookup(weights, rows, in_floats, **options)
         fixed = nan_where_apart(fixed, jax.lax.stop_gradient(floats), accumulate)
@@ -102,20 +107,31 @@ def _sum_rows(
 def _sum_of_integers(
     weights: Array, index: Array, counts: Array, *, accumulate: FixedPoint
 ) -> jax.Array:
-    """Return the same sum as integers: row addends times their counts."""
-    *batch, n_detectors, n_codes = counts.shape
+    """Return the sum of rows times their counts in fixed point, ``[..., length, outputs]``.
+
+    Args:
+      weights: tables ``[T, codes * codes, outputs]``, rows by query code and key code.
+      index: query codes ``[..., length, T]``.
+      counts: keys before each position by their codes, ``[..., length, T, codes]``.
+      accumulate: fixed-point format.
+    """
+    *positions, n_tables, n_codes = counts.shape
     n_outputs = weights.shape[-1]
-    by_table = jnp.moveaxis(index, -1, 0).reshape(n_detectors, -1)
-    of_tables = jnp.moveaxis(counts, -2, 0).reshape(n_detectors, -1, n_codes)
+    index_by_table = jnp.moveaxis(index, -1, 0).reshape(n_tables, -1)
+    counts_by_table = jnp.moveaxis(counts, -2, 0).reshape(n_tables, -1, n_codes)
 
-    def add(total: jax.Array, of: Any) -> tuple[jax.Array, None]:
-        table, index, counts = of
-        rows = accumulate.quantize(table.reshape(-1, n_codes, n_outputs)[index])
-        return total + jnp.sum(counts[..., None] * rows, 1, dtype=jnp.int32), None
+    def add_table(total: jax.Array, table_and_keys: Any) -> tuple[jax.Array, None]:
+        table, query_codes, counts = table_and_keys
+        # The rows of a query code are consecutive: [positions, codes, outputs].
+        rows = table.reshape(-1, n_codes, n_outputs)[query_codes]
+        # An addend times a count in int32 equals the sum of so many equal addends, bit for bit.
+        addends = counts[..., None] * accumulate.quantize(rows)
+        return total + jnp.sum(addends, 1, dtype=jnp.int32), None
 
-    zeros = jnp.zeros((by_table.shape[1], n_outputs), jnp.int32)
-    total, _ = jax.lax.scan(add, zeros, (weights, by_table, of_tables))
-    return accumulate.total(total.reshape(*batch, n_outputs), weights.dtype)
+    # One table at a time, because rows for all codes take much memory.
+    zeros = jnp.zeros((index_by_table.shape[1], n_outputs), jnp.int32)
+    total, _ = jax.lax.scan(add_table, zeros, (weights, index_by_table, counts_by_table))
+    return accumulate.total(total.reshape(*positions, n_outputs), weights.dtype)
 
 
 def _codes(index: Array, n: int) -> jax.Array:

@@ -12,13 +12,13 @@ from lutjax.tables.host_tables import Blank, HostTables
 
 __all__ = ["declare", "host_tables", "tables_of"]
 
-_found: ContextVar[list[tuple[str, str]] | None] = ContextVar("lutjax_declared", default=None)
+_declared: ContextVar[list[tuple[str, str]] | None] = ContextVar("lutjax_declared", default=None)
 
 
 def declare(path: Iterable[str], variables: Iterable[Variable]) -> None:
-    found = _found.get()
-    if found is not None:
-        found.extend(("/".join((*path, v.name)), v.kind) for v in variables)
+    declared = _declared.get()
+    if declared is not None:
+        declared.extend(("/".join((*path, v.name)), v.kind) for v in variables)
 
 
 def host_tables(
@@ -28,14 +28,14 @@ def host_tables(
 
     Missing tables are added. While a layer is `making` its variables, tables are read as zeros.
     """
-    found = dict[str, HostTable]()
+    tables = dict[str, HostTable]()
     for v in variables:
         if v.drawn is not None:
             assert isinstance(placement, HostTables)
             sizes = (v.drawn.shape, v.drawn.dtype, v.drawn.initializer)
             table = placement.table("/".join((*path, v.drawn.name)), *sizes)
-            found[v.drawn.name] = Blank(*sizes) if making else table
-    return found
+            tables[v.drawn.name] = Blank(*sizes) if making else table
+    return tables
 
 
 def tables_of(init: Callable[..., Any], *args: Any, **kwargs: Any) -> frozenset[str]:
@@ -62,21 +62,22 @@ def tables_of(init: Callable[..., Any], *args: Any, **kwargs: Any) -> frozenset[
     leaves, structure = jax.tree.flatten((args, kwargs))
     arrays = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
 
-    def run(given: list[Any]) -> Any:
-        rest, each = iter(given), zip(leaves, arrays, strict=True)
+    def run(traced: list[Any]) -> Any:
+        rest, each = iter(traced), zip(leaves, arrays, strict=True)
         every = [next(rest) if array else leaf for leaf, array in each]
         args, kwargs = jax.tree.unflatten(structure, every)
         return init(*args, **kwargs)
 
-    found: list[tuple[str, str]] = []
-    token = _found.set(found)
+    declared: list[tuple[str, str]] = []
+    token = _declared.set(declared)
     try:
-        with jax.disable_jit():  # a compiled function would not run its layers again
+        # A function that jit compiled before would not run its layers again.
+        with jax.disable_jit():
             jax.eval_shape(run, [leaf for leaf, array in zip(leaves, arrays, strict=True) if array])
     finally:
-        _found.reset(token)
-    if not found:
+        _declared.reset(token)
+    if not declared:
         raise ValueError(
             "tables_of: init runs no lutjax layer with variables; pass the model's init."
         )
-    return frozenset(name for name, kind in found if kind == "tables")
+    return frozenset(name for name, kind in declared if kind == "tables")

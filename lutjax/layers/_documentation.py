@@ -26,12 +26,9 @@ def document(spec_type: type[Spec], library: Library, own: str = "") -> str:
         example, inputs, outputs = spec_type.example
         imports = "\n>>> from lutjax import wiring" if "wiring." in example else ""
         body = library.example.format(
-            name=layer_name(spec_type),
-            arguments=example,
-            inputs=inputs,
-            outputs=outputs,
+            name=layer_name(spec_type), arguments=example, inputs=inputs, outputs=outputs,
             imports=imports,
-        )
+        )  # fmt: skip
         parts.append("Example:\n" + textwrap.indent(body, "  "))
     return "\n\n".join(part for part in parts if part)
 

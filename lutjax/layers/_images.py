@@ -51,11 +51,11 @@ class _ReadSpec(ScoredSpec, TableSpec):
             )
 
     def variables(self) -> tuple[Variable, ...]:
-        found = super().variables()
+        variables = super().variables()
         if self.quantized:
-            others = (v for v in found if v.name != "weights")
-            found = (*others, *self._quantized_tables(self.weights_shape))
-        return found + (() if self.read is None else scalars_of(self.read))
+            others = (v for v in variables if v.name != "weights")
+            variables = (*others, *self._quantized_tables(self.weights_shape))
+        return variables + (() if self.read is None else scalars_of(self.read))
 
     def tables_of(self, arrays: Arrays) -> Any:
         return super().tables_of(arrays) if self.quantized else self._cast_tables(arrays["weights"])
@@ -122,17 +122,16 @@ class _ImageSpec(_ReadSpec):
         self, op: Op, x: Any, *, deterministic: Mode = None, key: Any = None, **arrays: Any
     ) -> jax.Array:
         groups, targets = self.connectivity, arrays.get("targets")
+        # Targets are [groups, 1, slots]: all tables and rows of a group have the same.
         targets = None if targets is None else jnp.asarray(targets)[:, 0]
         images, keep = self._images(x, groups.in_shape, deterministic, key)
         values = _meshes.reshape_unsharded(
             images, images.ndim - len(groups.in_shape), self.n_inputs
         )
         if self.read is None:
-            options = {
-                "windows": Windows.single_window(self.n_inputs),
-                "groups": groups.n_groups,
-                **self._options,
-            }
+            # A layer is one window that holds the whole map.
+            window = Windows.single_window(self.n_inputs)
+            options = {"windows": window, "groups": groups.n_groups, **self._options}
             tables, values = self._cast_tables(arrays["weights"]), values[..., None, None, :]
             y = lut_at_places(values, tables, arrays["anchors"], targets, self.n_outputs, **options)
             y = y[..., 0, 0, :]
@@ -211,15 +210,12 @@ class SpatialLUTSpec(_ImageSpec):
 
     def variables(self) -> tuple[Variable, ...]:
         targets = self.connectivity.targets[:, None]
-        kept = Variable(
-            "targets",
-            "targets",
-            targets.shape,
-            jnp.dtype("int32"),
+        fixed = Variable(
+            "targets", "targets", targets.shape, jnp.dtype("int32"),
             lambda key: jnp.asarray(targets),
-        )
+        )  # fmt: skip
         anchors, *trained = super().variables()
-        return (anchors, kept, *trained)
+        return (anchors, fixed, *trained)
 
 
 def _add_to_targets(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Array:
@@ -231,10 +227,10 @@ def _add_to_targets(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Arr
         values = y.reshape(*y.shape[:-2], ids.size).astype(total.dtype)
         return total.at[..., ids].add(values, mode="drop").astype(y.dtype)
 
-    divided = _meshes.shard_by_compiler(
+    add = _meshes.shard_by_compiler(
         add_values, lambda y, _: PartitionSpec(*_meshes.spec_of(y)[:-2])
     )
-    return divided(y, targets)
+    return add(y, targets)
 
 
 def _check_windows(spec: Any) -> None:
@@ -466,9 +462,8 @@ class ConvLUTSpec(_ReadSpec):
         y = op(images, tables, arrays["anchors"], scalars, keep=keep, **options)
         if self.pool is None:
             return self._cast_sums(y)
-        return self._cast_sums(_average_blocks(y, self._block)).reshape(
-            *y.shape[:-3], *self.out_shape
-        )
+        y = self._cast_sums(_average_blocks(y, self._block))
+        return y.reshape(*y.shape[:-3], *self.out_shape)
 
 
 def _average_blocks(y: jax.Array, block: Sequence[int]) -> jax.Array:
@@ -477,6 +472,7 @@ def _average_blocks(y: jax.Array, block: Sequence[int]) -> jax.Array:
     def averages(y: jax.Array) -> jax.Array:
         lead, (rows, columns, n_outputs) = y.shape[:-3], y.shape[-3:]
         down, across = rows // high, columns // wide
+        # Windows that fill no block are left out, as in pooling layers.
         whole = y[..., : down * high, : across * wide, :]
         blocks = whole.reshape(*lead, down, high, across, wide, n_outputs)
         return jnp.mean(blocks, (-4, -2), accumulator(y.dtype)).astype(y.dtype)

@@ -22,9 +22,11 @@ def largest_elements(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """
     n, of_gpu = x.shape[-1], any(device.backend == Backend.GPU for device in devices_of([x]))
     if not of_gpu or k <= _WITHOUT_SORTING or n < 2 * _GROUPS * k:
-        found, at = jax.lax.top_k(x, k)
-        return found, at
+        values, at = jax.lax.top_k(x, k)
+        return values, at
     by_groups = functools.partial(places_by_groups, k=k)
+    # Only indices come from the platform's method; the values are gathered, so both have one
+    # gradient.
     at = jax.lax.platform_dependent(
         jax.lax.stop_gradient(x),
         cuda=by_groups,
@@ -43,6 +45,7 @@ def places_by_groups(x: jax.Array, k: int) -> jax.Array:
     """
     *lead, n = x.shape
     size = 1 << max((n // (_GROUPS * k)).bit_length() - 1, 0)
+    # Padding is below every element, also below -inf at a lower index.
     x = jnp.pad(x, [(0, 0)] * len(lead) + [(0, -n % size)], constant_values=-jnp.inf)
     at = _best_groups(x.reshape(*lead, -1, size), k)
     while size > 1:

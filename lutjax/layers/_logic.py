@@ -78,6 +78,7 @@ def _clip_inward(values: jax.Array) -> jax.Array:
 
 
 def _clipped_backward(values: jax.Array, cotangent: jax.Array) -> tuple[jax.Array]:
+    # A gradient that points inward must pass, or a value at an end would stay there.
     outward = jnp.where(cotangent < 0, values >= 1, values <= -1)
     return (jnp.where(outward, 0, cotangent),)
 
@@ -110,9 +111,8 @@ def _gates_of_pairs(shares: jax.Array, wires: Array) -> tuple[jax.Array, jax.Arr
         a, b = shares.reshape(-1, 2).T
         return jnp.stack([zero, a, b, zero]), wires.reshape(-1, 2)
 
-    def specs(
-        *arrays: jax.Array,
-    ) -> tuple[PartitionSpec, PartitionSpec]:  # pairs of a gate are adjacent
+    # Pairs of a gate are adjacent, so a device has both candidates of its pairs.
+    def specs(*arrays: jax.Array) -> tuple[PartitionSpec, PartitionSpec]:
         of_shares, of_wires = (_meshes.spec_of(a)[0] for a in arrays)
         return PartitionSpec(None, of_shares), PartitionSpec(of_wires)
 
@@ -127,7 +127,8 @@ def _sums_of_groups(x: jax.Array, k: int, feature_axis: int) -> jax.Array:
             return x.reshape(*x.shape[:-1], k, size).sum(-1)
         return x.reshape(k, size, *x.shape[1:]).sum(1)
 
-    def spec(x: jax.Array) -> Any:  # the group axis may need other sharding than the feature axis
+    # The group axis may need other sharding than the feature axis.
+    def spec(x: jax.Array) -> Any:
         axes = _meshes.spec_of(x)
         return PartitionSpec(*axes[:-1]) if feature_axis else PartitionSpec(None, *axes[1:])
 
@@ -227,7 +228,8 @@ class _LogicSpec(Spec):
                 f"temperature has shape {list(np.shape(temperature))}; expected one number."
             )
         self._check_other_temperature()
-        spec = copy.copy(self)  # no further checks: a traced value cannot be compared
+        # No further checks: a traced value cannot be compared.
+        spec = copy.copy(self)
         spec.temperature = temperature
         return spec
 
@@ -245,11 +247,9 @@ class _LogicSpec(Spec):
     ) -> jax.Array:
         estimator = self.estimator if estimator is None else estimator
         relaxed = soft(self._scale_logits(logits, key, noise, estimator))
-        return (
-            with_derivative_of(hard(logits), relaxed)
-            if estimator == "straight_through"
-            else relaxed
-        )
+        if estimator == "straight_through":
+            return with_derivative_of(hard(logits), relaxed)
+        return relaxed
 
     def _scale_logits(self, logits: jax.Array, key: Any, noise: Op, estimator: str) -> jax.Array:
         if estimator == "gumbel":
@@ -298,10 +298,9 @@ class _LogicSpec(Spec):
         elif variable.name == "readers" and "wires" in arrays:
             expected = lutjax.readers(*self._reader_wires(np.asarray(arrays["wires"])))
             n_listed, width = expected.shape
-            same = ids.ndim == 2 and len(ids) == n_listed and ids.shape[1] >= width
-            if not (
-                same and np.array_equal(ids[:, :width], expected) and (ids[:, width:] == -1).all()
-            ):
+            fits = ids.ndim == 2 and len(ids) == n_listed and ids.shape[1] >= width
+            same = fits and np.array_equal(ids[:, :width], expected)
+            if not same or not (ids[:, width:] == -1).all():
                 raise self._error(
                     "readers is not the list of who reads each input through wires; "
                     "set it to lutjax.readers(wires, inputs) when wires are replaced."
@@ -413,7 +412,8 @@ class WiredSpec(_LogicSpec):
         self, op: Op, x: Any, *, deterministic: bool = False, key: Any = None,
         temperature: Any = None, tables: Any = None, **arrays: Any,
     ) -> tuple[Any, Callable[[Any], jax.Array], Any]:  # fmt: skip
-        """Return checked inputs, a function that runs the op on inputs, and all arrays that it reads."""
+        """Return checked inputs, a function that runs the op on them, and all arrays it reads."""
+        # Tables and scores need keys of their own: they are sampled independently.
         spec, (table_key, scores_key) = self.with_temperature(temperature), _split(key)
         x = _checked_features(spec, x, spec.in_features)
         if tables is None:
@@ -439,17 +439,16 @@ class WiredSpec(_LogicSpec):
         if deterministic:
             return x, self._chosen_wires(arrays), None
         shares = self._estimate(
-            arrays["scores"],
-            key,
-            jax.random.gumbel,
-            jax.nn.softmax,
-            _one_hot,
+            arrays["scores"], key, jax.random.gumbel, jax.nn.softmax, _one_hot,
             self.scores_estimator,
-        )
+        )  # fmt: skip
         mixtures, ends = _gates_of_pairs(shares, wires)
+        # Each gate input is a sum over pairs of candidates, so the gate kernels compute the
+        # mixture.
         pairs = lutjax.bilinear_gates(x, mixtures, ends, readers=readers, **self._options)
         slots = self.out_features * self.arity
         x = _sums_of_groups(pairs, slots, self.feature_axis)
+        # Mixed inputs are read in order, each by one gate input.
         places = jnp.arange(slots, dtype=jnp.int32)
         return x, places.reshape(-1, self.arity), places[:, None]
 
@@ -476,6 +475,7 @@ class WiredSpec(_LogicSpec):
     def _slopes(self, tables: Any, inputs: list[jax.Array], dy: jax.Array) -> Sequence[jax.Array]:
         """Return the cotangents of each gate input, given gate inputs: ``[G, B]`` each."""
         arity, n_gates = len(inputs), len(dy)
+        # Each gate reads inputs of its own, so that the gradient of an input belongs to one gate.
         wires = jnp.arange(n_gates * arity, dtype=jnp.int32).reshape(arity, n_gates).T
         readers = jnp.argsort(wires.reshape(-1))[:, None].astype(INT32)
 
@@ -498,7 +498,7 @@ class WiredSpec(_LogicSpec):
 
     @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]``, tables ``[G, 2**n]``."""
+        """Return wires ``[G, n]`` and tables ``[G, 2**n]`` of the hard network, for `packed_lut`."""
         learned = self.wiring in wiring.LEARNED
         wires = self._chosen_wires(arrays) if learned else jnp.asarray(arrays["wires"])
         return wires, self._truth(arrays)
@@ -533,8 +533,7 @@ class LogicGatesSpec(WiredSpec):
         function such as `lutjax.wiring.Windows`. Learned by trained scores: ``"top-k"`` and
         ``"full"``, with one wire per gate input, ``"learnable"``, with mixtures of candidates. See
         docs/logic.md, section 9.
-      candidates, scores_init: candidates per gate input, even for ``"learnable"``; score
-          initializer.
+      candidates, scores_init: candidates per input, even for ``"learnable"``; score initializer.
       logits_init: logit initializer; `lutjax.layers.initializers.residual_gates()` by default.
       estimator: relaxation in training. ``"soft"``: gate mixtures. ``"gumbel"``: mixtures with
         Gumbel noise, one sample per call, from the stream ``gates`` in Flax and the key of `apply`
@@ -568,9 +567,8 @@ class LogicGatesSpec(WiredSpec):
     def relax_tables(self, arrays: Arrays, deterministic: bool, key: Any) -> jax.Array:
         if deterministic:
             return lutjax.gate_coefficients(arrays["logits"], hard=True)
-        return self.estimated_coefficients(
-            arrays, lutjax.gate_coefficients(self.mixed_logits(arrays, key))
-        )
+        mixtures = lutjax.gate_coefficients(self.mixed_logits(arrays, key))
+        return self.estimated_coefficients(arrays, mixtures)
 
     def mixed_logits(self, arrays: Arrays, key: Any) -> jax.Array:
         """Return the logits for gate mixtures in training: ``[gates, 16]``."""
@@ -594,10 +592,10 @@ class LogicGatesSpec(WiredSpec):
         self, arrays: Arrays, temperature: Any = None
     ) -> tuple[jax.Array, jax.Array]:
         logits = jnp.asarray(arrays["logits"])
-        shares = jax.nn.softmax(
-            logits / jnp.asarray(self.with_temperature(temperature).temperature, logits.dtype)
-        )
+        temperature = self.with_temperature(temperature).temperature
+        shares = jax.nn.softmax(logits / jnp.asarray(temperature, logits.dtype))
         constant, one = (shares[:, ids].sum(-1) for ids in (_CONSTANTS, _OF_ONE_INPUT))
+        # A gate of two inputs needs two, a buffer or inverter one, and a constant none.
         return 2 * (1 - constant) - one, 1 - constant
 
 
@@ -654,7 +652,8 @@ class LogicRNNSpec(LogicGatesSpec):
         # On a mesh with explicit axes, features are unsharded: gates read both inputs and state.
         axis = self.feature_axis
         join = _meshes.shard_by_compiler(
-            lambda *both: jnp.concatenate(both, axis), lambda x, _: _with_whole(x, axis)
+            lambda *inputs_and_state: jnp.concatenate(inputs_and_state, axis),
+            lambda x, _: _with_whole(x, axis),
         )
         whole = _meshes.shard_by_compiler(lambda y: y, lambda y: _with_whole(y, axis))
         return self._scan_steps(step, x, self._initial_state(x, state, read))
@@ -669,7 +668,7 @@ class LogicRNNSpec(LogicGatesSpec):
             require_array(self.layer, "state", state)
             if list(state.shape) != shape:
                 raise self._error(f"state has shape {list(state.shape)}; expected {shape}.")
-        of_call = () if state is None else (jnp.asarray(state).astype(x.dtype),)
+        states = () if state is None else (jnp.asarray(state).astype(x.dtype),)
 
         def make_state(x: Any, *state: Any) -> jax.Array:
             return _compat.cast_varying(state[0] if state else jnp.zeros(shape, x.dtype), axes)
@@ -679,7 +678,7 @@ class LogicRNNSpec(LogicGatesSpec):
             del places[self._steps_axis]
             return PartitionSpec(*places)
 
-        return _meshes.shard_by_compiler(make_state, laid_out)(x, *of_call)
+        return _meshes.shard_by_compiler(make_state, laid_out)(x, *states)
 
     def _scan_steps(self, step: Callable[..., Any], x: Any, state: Any) -> jax.Array:
         _, states = jax.lax.scan(step, state, jnp.moveaxis(jnp.asarray(x), self._steps_axis, 0))
@@ -708,7 +707,7 @@ class LogicRNNSpec(LogicGatesSpec):
 
 
 def in_sequence(calls: Sequence[LayerCall], x: Any) -> jax.Array:
-    """Return the outputs of consecutive layers; equal logit shapes share one mixture computation."""
+    """Return the outputs of consecutive layers; equal logit shapes share one computation."""
     tables = _mixtures_of_all(calls)
     for number, call in enumerate(calls):
         x = call.run(call.spec.op, x, tables=tables.get(number))
@@ -723,18 +722,20 @@ def _mixtures_of_all(calls: Sequence[LayerCall]) -> dict[int, jax.Array]:
     for number, call in enumerate(calls):
         spec, mode = call.spec, call.mode
         if isinstance(spec, LogicGatesSpec) and not mode["deterministic"]:
-            of_call = spec.with_temperature(mode["temperature"])
-            mixed = of_call.mixed_logits(call.arrays, _split(mode.get("key"))[0])
+            at_temperature = spec.with_temperature(mode["temperature"])
+            mixed = at_temperature.mixed_logits(call.arrays, _split(mode.get("key"))[0])
             gates[number] = spec
             logits.setdefault((mixed.shape, mixed.dtype), {})[number] = mixed
-    found = {}
+    coefficients = {}
     for same in logits.values():
         if len(same) > 1:
             # Layers get their own axis, because the gate axis may be sharded.
             mixtures = jax.vmap(lutjax.gate_coefficients)(jnp.stack(list(same.values())))
             for mixture, number in zip(mixtures, same, strict=True):
-                found[number] = gates[number].estimated_coefficients(calls[number].arrays, mixture)
-    return found
+                coefficients[number] = gates[number].estimated_coefficients(
+                    calls[number].arrays, mixture
+                )
+    return coefficients
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -760,10 +761,12 @@ class _TableSpec(WiredSpec):
         self, arrays: Arrays, temperature: Any = None
     ) -> tuple[jax.Array, jax.Array]:
         ones = self.with_temperature(temperature)._corners(arrays)
+        # A table is constant if all of its bits are 0 or all are 1.
         constant = ones.prod(-1) + (1 - ones).prod(-1)
         needed = jnp.zeros_like(constant)
         for bit in range(self.n_inputs):
             low, high = jnp.moveaxis(ones.reshape(len(ones), -1, 2, 1 << bit), 2, 0)
+            # An input is needed unless the tables for its two values are equal.
             equal = low * high + (1 - low) * (1 - high)
             needed += 1 - equal.prod((1, 2))
         return needed, 1 - constant
@@ -911,7 +914,8 @@ class BinaryLUTSpec(_TableSpec):
 
     @property
     def scores_estimator(self) -> str:
-        return "straight_through"  # a mixture with any 1 bit would be above 0
+        # A mixture with any 1 bit would be above 0, so its sign says nothing.
+        return "straight_through"
 
     def _apply(
         self, op: Op, x: Any, tables: Any, wires: Any, readers: Any, deterministic: bool
@@ -984,6 +988,7 @@ class GroupSumSpec(Spec):
         sums = _sums_of_groups(x, self.k, self.feature_axis)
         if self.accumulate is not None:
             addends = self.accumulate.quantize(jax.lax.stop_gradient(jnp.asarray(x)))
+            # The sums of integers are exact, and have the derivative of the sums of floats.
             totals = _sums_of_groups(addends, self.k, self.feature_axis).astype(jnp.int32)
             fixed = self.accumulate.total(totals, x.dtype)
             if self.accumulate.checked:
@@ -1090,6 +1095,7 @@ class ThermometerSpec(Spec):
                 f"widths are {values.min()} to {values.max()}; expected positive, finite values."
             )
         if np.isnan(values).any():
+            # Thresholds may be infinite: their bits are constant.
             raise self._error("thresholds holds NaN, which no number exceeds.")
 
     def __call__(self, arrays: Arrays, x: Any, *, deterministic: bool = False) -> jax.Array:

@@ -127,7 +127,8 @@ class LogicConvSpec(_LogicSpec):
             raise self._error(
                 f"parameterization is 'gates', but n_inputs is {self.n_inputs}; use 'light'."
             )
-        self._nodes()  # checks the other options
+        # The spec of the nodes checks the other options.
+        self._nodes()
 
     def _nodes(self) -> LogicGatesSpec | SoftLUTSpec:
         n_nodes = sum(self.levels)
@@ -159,9 +160,8 @@ class LogicConvSpec(_LogicSpec):
     @property
     def pooling(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Height and width of pooling groups and their padding."""
-        return pair(self.layer, "pool", self.pool), pair(
-            self.layer, "pool_padding", self.pool_padding, 0
-        )
+        padding = pair(self.layer, "pool_padding", self.pool_padding, 0)
+        return pair(self.layer, "pool", self.pool), padding
 
     @property
     def out_shape(self) -> tuple[int, int, int]:
@@ -189,13 +189,14 @@ class LogicConvSpec(_LogicSpec):
         wires = np.asarray(arrays["wires"])
         pairs = np.stack([wires[:, :-1], wires[:, 1:]], -1).reshape(-1, 2)
         size, stride, around = self.geometry
-        windows = wiring.windows(self.in_shape, size, stride, padding=around).reshape(
-            -1, self.window
-        )
+        windows = wiring.windows(self.in_shape, size, stride, padding=around)
+        windows = windows.reshape(-1, self.window)
         ids = windows[:, pairs]
-        ids = np.where(ids < 0, ids[..., ::-1], ids)  # outside the image there is nothing to draw
-        found: np.ndarray = np.where(ids < 0, windows.max(1)[:, None, None], ids)
-        return found
+        # Outside the image there is nothing to draw: such a leaf is drawn at its neighbor, and a
+        # pair outside at the last value of its window.
+        ids = np.where(ids < 0, ids[..., ::-1], ids)
+        pairs_inside: np.ndarray = np.where(ids < 0, windows.max(1)[:, None, None], ids)
+        return pairs_inside
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         trained = np.shape(arrays[self._nodes()._trained_tables().name])
@@ -209,7 +210,7 @@ class LogicConvSpec(_LogicSpec):
             return self._drawn_leaves(key).reshape(shape)
 
         trained = self._nodes()._trained_tables()
-        # This wiring does not bound the fan-out.
+        # This wiring does not bound the fan-out, so a reader list could be arbitrarily wide.
         if self.wiring == "random" and not self.wires_fan_out:
             return Variable("wires", "wires", shape, INT32, draw), trained
         return (*self._wires(self.in_shape[2], shape, self._most_readers(), draw), trained)
@@ -219,9 +220,8 @@ class LogicConvSpec(_LogicSpec):
 
         def leaves_of(key: Any, n_values: int) -> jax.Array:
             if self.wiring == "random":
-                return jax.random.randint(
-                    key, (self.n_kernels, self.n_inputs**self.depth), 0, n_values
-                )
+                shape = (self.n_kernels, self.n_inputs**self.depth)
+                return jax.random.randint(key, shape, 0, n_values)
             options = {"n_trees": self.n_kernels, "depth": self.depth, "arity": self.n_inputs}
             return wiring.trees(key, n_values, **options)
 
@@ -241,16 +241,17 @@ class LogicConvSpec(_LogicSpec):
         if own is None:
             rounds, rest = divmod(n_leaves, self.window)
             return pixels * rounds + min(pixels, rest)
-        of_tree = n_leaves // self.n_kernels
-        return -(-self.n_kernels * own // channels) * min(
-            of_tree, pixels * -(-of_tree // (pixels * own))
-        )
+        # A channel belongs to some kernels, and each of their trees reads its values evenly.
+        n_tree_leaves = n_leaves // self.n_kernels
+        n_kernels = -(-self.n_kernels * own // channels)
+        return n_kernels * min(n_tree_leaves, pixels * -(-n_tree_leaves // (pixels * own)))
 
     @property
     def _n_readable(self) -> int:
         return self.window
 
     def _reader_wires(self, wires: Any) -> tuple[Any, int]:
+        # Windows move over the image, so readers are listed by channel: of all pixels of a window.
         return wires % self.in_shape[2], self.in_shape[2]
 
     @names_layer
@@ -259,25 +260,23 @@ class LogicConvSpec(_LogicSpec):
         temperature: Any = None, **arrays: Any,
     ) -> jax.Array:  # fmt: skip
         """Run `logic_trees`, or trees of tables level by level."""
-        tables = (
-            self.with_temperature(temperature)._nodes().relax_tables(arrays, deterministic, key)
-        )
-        how: dict[str, Any] = {"feature_axis": 0, "implementation": self.implementation}
+        nodes = self.with_temperature(temperature)._nodes()
+        tables = nodes.relax_tables(arrays, deterministic, key)
+        options: dict[str, Any] = {"feature_axis": 0, "implementation": self.implementation}
 
         def level(x: jax.Array, part: slice, copies: int, wires: Any, readers: Any) -> jax.Array:
             own = _meshes.slice_repeated(tables, part.start, part.stop, 0, copies)
-            return lutjax.soft_lut(x, own, wires, readers=readers, **how)
+            return lutjax.soft_lut(x, own, wires, readers=readers, **options)
 
         x, wires, readers = self._features_first(x), arrays["wires"], arrays.get("readers")
         if self.parameterization == "gates":
             by_tree = _meshes.shard_by_compiler(self._reorder_by_tree, self._tree_sharding)(tables)
             leaves = jnp.asarray(wires, INT32).reshape(self.n_kernels, -1)
-            options = {
-                "places": self._positions,
-                "readers": readers,
-                "implementation": self.implementation,
-            }
-            y = op(x.reshape(math.prod(self.in_shape), *x.shape[3:]), by_tree, leaves, **options)
+            x_flat = x.reshape(math.prod(self.in_shape), *x.shape[3:])
+            y = op(
+                x_flat, by_tree, leaves, places=self._positions,
+                readers=readers, implementation=self.implementation,
+            )  # fmt: skip
             y = y.reshape(self.n_kernels, *self.out_shape[:2], *x.shape[3:])
         else:
             roots = in_levels(self._positions, x, wires, readers, self.levels, level)
@@ -316,10 +315,9 @@ class LogicConvSpec(_LogicSpec):
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
         """Return wires ``[G, n]`` and bool tables ``[G, 2**n]``; ids from `window` on are nodes."""
         n_inner = sum(self.levels) - self.levels[0]
-        inner = (
-            jnp.arange(self.n_inputs * n_inner, dtype=INT32).reshape(-1, self.n_inputs)
-            + self.window
-        )
+        # Inputs of inner nodes are the nodes of the level below, in order.
+        inner = jnp.arange(self.n_inputs * n_inner, dtype=INT32).reshape(-1, self.n_inputs)
+        inner = inner + self.window
         wires, truth = self.hard(arrays)
         return jnp.concatenate([wires, inner]), truth
 
@@ -335,8 +333,8 @@ class LogicConvSpec(_LogicSpec):
         height, width, channels = self.in_shape
         shape = (channels, height, width) if self.feature_axis == 0 else self.in_shape
         require_array(self.layer, "x", x)
-        found = x.shape[:3] if self.feature_axis == 0 else x.shape[-3:]
-        if found != shape:
+        image_shape = x.shape[:3] if self.feature_axis == 0 else x.shape[-3:]
+        if image_shape != shape:
             sizes = ", ".join(map(str, shape))
             expected = f"[{sizes}, ...]" if self.feature_axis == 0 else f"[..., {sizes}]"
             raise self._error(f"x has shape {list(x.shape)}; expected {expected}.")

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 import lutjax
 from lutjax import _compat, _meshes, sharding
 from lutjax._typing import Array
-from lutjax.arguments import format_value, require_array
+from lutjax.arguments import format_value, require_array, set_decided_fields
 from lutjax.dispatch.registry import Implementation
 from lutjax.layers._spec import Arrays, Example, Initializer, Op, Spec, Variable, names_layer
 from lutjax.layers.initializers import LecunNormal
@@ -55,7 +55,7 @@ class History(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LayoutHistory:
-    """Decoding state of a layer with a layout: a `History` that records the digest of the layout."""
+    """Decoding state of a layer with a layout: a `History` with the digest of the layout."""
 
     tokens: Any
     segments: Any
@@ -177,29 +177,22 @@ class NgramMemorySpec(Spec):
         ones, zeros = jax.nn.initializers.ones, jax.nn.initializers.zeros
         vector = self._vector
         assert self.rows is not None
+        assert self.width is not None
         n_tables = self.n_tables if self.layout is None else 1
         tables = (n_tables, rows_here(self, self.rows), self.width)
-        weights = self._trained_variable(
-            "weights",
-            tables,  # type: ignore[arg-type]
-            self.weights_init,
-            "tables",
-        )
-        found = [
+        weights = self._trained_variable("weights", tables, self.weights_init, "tables")
+        keys, values = (self.row_size, self.streams * self.features), (self.row_size, self.features)
+        variables = [
             *table_variables(self, weights),
-            self._trained_variable(
-                "key_kernel", (self.row_size, self.streams * self.features), self.kernel_init
-            ),
-            self._trained_variable(
-                "value_kernel", (self.row_size, self.features), self.kernel_init
-            ),
+            self._trained_variable("key_kernel", keys, self.kernel_init),
+            self._trained_variable("value_kernel", values, self.kernel_init),
             self._trained_variable("query_scale", vector, ones),
             self._trained_variable("key_scale", vector, ones),
         ]
         if self.kernel:
-            found.append(self._trained_variable("conv_scale", vector, ones))
-            found.append(self._trained_variable("conv_kernel", (self.kernel, *vector), zeros))
-        return tuple(found)
+            variables.append(self._trained_variable("conv_scale", vector, ones))
+            variables.append(self._trained_variable("conv_kernel", (self.kernel, *vector), zeros))
+        return tuple(variables)
 
     @property
     def _vector(self) -> tuple[int, ...]:
@@ -209,14 +202,15 @@ class NgramMemorySpec(Spec):
         self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None
     ) -> History | LayoutHistory:
         """Return the state before the first token of a batch, with the dtype of its inputs."""
-        kept = jnp.promote_types(self.param_dtype if dtype is None else dtype, self.param_dtype)
+        promoted = jnp.promote_types(self.param_dtype if dtype is None else dtype, self.param_dtype)
+        # Segments reach further back than tokens if the convolution does.
         before = max(self.orders) - 1
-        found = History(
+        history = History(
             jnp.zeros((*batch_shape, before), jnp.int32),
             jnp.full((*batch_shape, max(before, self.reach)), ABSENT_SEGMENT, jnp.int32),
-            jnp.zeros((*batch_shape, self.reach, *self._vector), self.dtype or kept),
+            jnp.zeros((*batch_shape, self.reach, *self._vector), self.dtype or promoted),
         )
-        return found if self.layout is None else LayoutHistory(*found, self.layout.digest)
+        return history if self.layout is None else LayoutHistory(*history, self.layout.digest)
 
     @names_layer
     def row_ids(self, tokens: Any, segments: Any = None, history: Any = None) -> Any:
@@ -227,9 +221,8 @@ class NgramMemorySpec(Spec):
         if history is None:
             return lutjax.ngram_rows(tokens, segments=segments, **self._hashes)
         self._check_tokens(tokens, segments)
-        return self._row_ids(
-            jnp.asarray(tokens), self._locate_tokens(tokens, segments, history), history
-        )
+        place = self._locate_tokens(tokens, segments, history)
+        return self._row_ids(jnp.asarray(tokens), place, history)
 
     @property
     def _hashes(self) -> dict[str, Any]:
@@ -256,6 +249,7 @@ class NgramMemorySpec(Spec):
         length = tokens.shape[-1]
         if history is None and segments is None:
             return jnp.asarray(segment_positions(jnp, None, length))
+        # Tokens without segments belong to segment 0.
         if segments is None:
             segments = jnp.zeros(tokens.shape, jnp.int32)
         segments = jnp.broadcast_to(jnp.asarray(segments).astype(jnp.int32), tokens.shape)
@@ -272,8 +266,8 @@ class NgramMemorySpec(Spec):
             every = jnp.concatenate([jnp.asarray(history.tokens), every], -1)
             lead = [(0, 0)] * (place.ndim - 1)
             place = jnp.pad(place, [*lead, (before, 0)])
-        found: jax.Array = rows_at(jnp, every, place, **self._hashes)
-        return found[..., before:, :]
+        rows: jax.Array = rows_at(jnp, every, place, **self._hashes)
+        return rows[..., before:, :]
 
     @names_layer
     def run(
@@ -341,6 +335,7 @@ class NgramMemorySpec(Spec):
         key, value = (
             jnp.dot(rows, arrays[f"{name}_kernel"].astype(dtype)) for name in ("key", "value")
         )
+        # All streams share the values, and have keys and gates of their own.
         if self.streams > 1:
             key, value = key.reshape(x.shape), value[..., None, :]
         query = rms_normalize(x, arrays["query_scale"], self.eps)
@@ -349,6 +344,7 @@ class NgramMemorySpec(Spec):
         value = (jax.nn.sigmoid(self._sigmoid_argument(score)) * value.astype(score.dtype)).astype(
             dtype
         )
+        # Padding tokens add nothing, also through the convolution.
         if live is not None:
             live = live[(..., *(None,) * len(self._vector))]
             value = jnp.where(live, value, jnp.zeros_like(value))
@@ -363,6 +359,7 @@ class NgramMemorySpec(Spec):
         if self.gate == "sigmoid":
             return score
         root = jnp.sqrt(jnp.maximum(jnp.abs(score), jnp.asarray(_LEAST_SCORE, score.dtype)))
+        # The published layers differ at a score of 0: Qwen's stays 0, the others keep the sign bit.
         if self.layout is not None and self.layout.family == "qwen":
             return jnp.sign(score) * root
         return jnp.where(jnp.signbit(score), -root, root)
@@ -387,12 +384,13 @@ class NgramMemorySpec(Spec):
     def _next_history(
         self, tokens: jax.Array, segments: Any, values: jax.Array, history: Any
     ) -> Any:
-        of_tokens = (
-            jnp.zeros(tokens.shape, jnp.int32) if segments is None else jnp.asarray(segments)
+        ids = jnp.zeros(tokens.shape, jnp.int32) if segments is None else jnp.asarray(segments)
+        ids = jnp.broadcast_to(ids, tokens.shape)
+        found = History(
+            latest(history.tokens, tokens, -1),
+            latest(history.segments, ids, -1),
+            latest(history.values, values, -1 - len(self._vector)),
         )
-        of_tokens = jnp.broadcast_to(of_tokens, tokens.shape)
-        ids = latest(history.tokens, tokens, -1), latest(history.segments, of_tokens, -1)
-        found = History(*ids, latest(history.values, values, -1 - len(self._vector)))
         return found if self.layout is None else LayoutHistory(*found, self.layout.digest)
 
 
@@ -406,17 +404,19 @@ def latest(old: Any, new: jax.Array, axis: int) -> jax.Array:
 
 def take_layout(spec: Any) -> None:
     """Set the fields of a spec that its layout decides, unless given with other values."""
-    layout, defaults = spec.layout, {f.name: f.default for f in dataclasses.fields(spec)}
+    layout = spec.layout
     if not isinstance(layout, NgramLayout):
         raise spec._error(f"layout is {format_value(layout)}; expected a lutjax.NgramLayout.")
-    decided = {"rows": layout.n_rows, "orders": layout.orders, "heads": layout.heads, "seed": 0}
-    for name, value in decided.items():
-        if getattr(spec, name) not in (value, defaults[name]):
-            raise spec._error(
-                f"{name} is {format_value(getattr(spec, name))}, but the layout has {value}; "
-                "leave it out."
-            )
-        setattr(spec, name, value)
+
+    def conflict(name: str, value: Any) -> ValueError:
+        error: ValueError = spec._error(
+            f"{name} is {format_value(getattr(spec, name))}, but the layout has {value}; "
+            "leave it out."
+        )
+        return error
+
+    fields = {"rows": layout.n_rows, "orders": layout.orders, "heads": layout.heads, "seed": 0}
+    set_decided_fields(spec, fields, conflict)
     if spec.width is None:
         spec.width = layout.width
 
@@ -426,17 +426,14 @@ def layout_rows(layout: NgramLayout, tokens: Any, segments: Any, history: Any) -
     if history is None:
         return layout.rows(tokens, segments=segments)
     before = jnp.asarray(history.tokens)
-    of_first = (
-        jnp.zeros_like(tokens[..., :1]) if segments is None else jnp.asarray(segments)[..., :1]
-    )
-    of_first = jnp.broadcast_to(
-        of_first.astype(jnp.int32), (*before.shape[:-1], of_first.shape[-1])
-    )
-    if not of_first.shape[-1]:
+    first = jnp.zeros_like(tokens[..., :1]) if segments is None else jnp.asarray(segments)[..., :1]
+    first = jnp.broadcast_to(first.astype(jnp.int32), (*before.shape[:-1], first.shape[-1]))
+    if not first.shape[-1]:
         return layout.rows(jnp.asarray(tokens))
-    of_history = jnp.asarray(history.segments)
-    of_history = of_history[..., of_history.shape[-1] - before.shape[-1] :]
-    before = jnp.where(of_history == of_first, before, jnp.full_like(before, -1))
+    segments_before = jnp.asarray(history.segments)
+    segments_before = segments_before[..., segments_before.shape[-1] - before.shape[-1] :]
+    # Tokens of other segments are hidden: the layout knows only the segments of new tokens.
+    before = jnp.where(segments_before == first, before, jnp.full_like(before, -1))
     return layout.rows(jnp.asarray(tokens), before, segments)
 
 
@@ -470,7 +467,7 @@ def check_table(spec: Any, weights: Any) -> None:
 
 
 def gather_rows(spec: Any, op: Op, weights: Any, index: jax.Array) -> jax.Array:
-    """Return the rows for ids ``[..., columns]``: of a table each, or with a layout of one table."""
+    """Return rows for ids ``[..., columns]``: of a table each, or with a layout of one table."""
     ones = jnp.ones((*index.shape, 1), accumulator(jnp.dtype(weights.dtype)))
     if spec.layout is None:
         return read_rows(spec, op, weights, index[..., None], ones, groups=spec.n_tables)
@@ -528,6 +525,8 @@ def read_rows(
         return weights.weighted_lookup(index, coefficients, **options)
     if spec.row_axis is None:
         return op(weights, index, coefficients, **options)
+    # Coefficients must vary like the table blocks, or their gradient would be counted once per
+    # device.
     coefficients = _compat.cast_varying(coefficients, frozenset({spec.row_axis}))
     return sharding.lookup_in_blocks(weights, index, coefficients, axis=spec.row_axis, **options)
 
@@ -537,9 +536,8 @@ def rms_normalize(x: jax.Array, scale: jax.Array, eps: float = _EPSILON) -> jax.
     dtype = accumulator(x.dtype, jnp.dtype(scale.dtype))
     x = x.astype(dtype)
     square = jnp.mean(jnp.square(x), -1, keepdims=True)
-    return (
-        x * jax.lax.rsqrt(square + jnp.asarray(eps, dtype)) * lead_axes(scale.astype(dtype), x.ndim)
-    )
+    normalized = x * jax.lax.rsqrt(square + jnp.asarray(eps, dtype))
+    return normalized * lead_axes(scale.astype(dtype), x.ndim)
 
 
 def lead_axes(a: jax.Array, rank: int) -> jax.Array:

@@ -111,10 +111,9 @@ class NgramEmbeddingSpec(Spec):
         assert self.width is not None
         table = (1, rows_here(self, self.layout.n_rows), self.width)
         kernel = (self.layout.columns, self.width, self.features)
+        weights = self._trained_variable("weights", table, self.weights_init, "tables")
         return (
-            *table_variables(
-                self, self._trained_variable("weights", table, self.weights_init, "tables")
-            ),
+            *table_variables(self, weights),
             self._trained_variable("kernel", kernel, self.kernel_init),
         )
 
@@ -131,7 +130,7 @@ class NgramEmbeddingSpec(Spec):
 
     @names_layer
     def row_ids(self, tokens: Any, segments: Any = None, history: Any = None) -> Any:
-        """Return row ids ``[..., length, columns]`` for token ids; see `lutjax.NgramLayout.rows`."""
+        """Return row ids ``[..., length, columns]`` for ids; see `lutjax.NgramLayout.rows`."""
         check_history(self, history)
         return layout_rows(self.layout, tokens, segments, history)
 
@@ -161,16 +160,15 @@ class NgramEmbeddingSpec(Spec):
         )
         rows = gather_rows(self, op, weights, address(jnp.asarray(tokens), segments, history))
         mean = _meshes.shard_by_compiler(self._average_rows, lambda x, *_: _meshes.spec_of(x))
-        y = mean(
-            jnp.asarray(x).astype(dtype), rows.astype(dtype), jnp.asarray(kernel).astype(dtype)
-        )
+        arrays = (jnp.asarray(a).astype(dtype) for a in (x, rows, kernel))
+        y = mean(*arrays)
         if history is None:
             return y
         tokens = jnp.asarray(tokens)
-        now = jnp.zeros(tokens.shape, jnp.int32) if segments is None else jnp.asarray(segments)
-        now = jnp.broadcast_to(now, tokens.shape)
-        ids = latest(history.tokens, tokens, -1), latest(history.segments, now, -1)
-        return y, LayoutHistory(*ids, history.values, self.layout.digest)
+        ids = jnp.zeros(tokens.shape, jnp.int32) if segments is None else jnp.asarray(segments)
+        ids = jnp.broadcast_to(ids, tokens.shape)
+        tokens, segments = latest(history.tokens, tokens, -1), latest(history.segments, ids, -1)
+        return y, LayoutHistory(tokens, segments, history.values, self.layout.digest)
 
     def _average_rows(self, x: jax.Array, rows: jax.Array, kernel: jax.Array) -> jax.Array:
         assert self.width is not None

@@ -22,19 +22,20 @@ class Places(NamedTuple):
         return self.tables.shape[-1] * self.size
 
     def indices(
-        self, positions: Int[Array, "*batch n"], wanted: Bool[Array, "*batch n"]
+        self, positions: Int[Array, "*batch n"], selected: Bool[Array, "*batch n"]
     ) -> Int[jax.Array, "*batch n"]:
         """Return pool indices for wanted positions with a block, else the pool size."""
         block = jnp.take_along_axis(self.tables, positions // self.size % self.tables.shape[-1], -1)
-        wanted &= (block >= 0) & (block < self.n_blocks)
-        return jnp.where(
-            wanted, block * self.size + positions % self.size, self.n_blocks * self.size
-        )
+        selected &= (block >= 0) & (block < self.n_blocks)
+        places = block * self.size + positions % self.size
+        return jnp.where(selected, places, self.n_blocks * self.size)
 
     def latest(
         self, window: int
     ) -> tuple[Int[jax.Array, "*batch window"], Bool[jax.Array, "*batch window"]]:
         """Return pool indices for the last `window` positions, and a validity mask."""
+        # Positions before the first token do not exist: they are clamped, and masked by the
+        # selection.
         positions = _position_range(self.lengths - window, window)
         places = self.indices(jnp.maximum(positions, 0), positions >= 0)
         return places, places < self.n_blocks * self.size
@@ -43,6 +44,7 @@ class Places(NamedTuple):
         """Return pool indices for the last `n_positions` new keys, which padding must follow."""
         positions = _position_range(self.lengths, is_key.shape[-1])
         end = self.lengths + jnp.sum(is_key, -1, dtype=jnp.int32)
+        # Earlier positions would be overwritten by later ones of the same call, in no fixed order.
         return self.indices(positions, is_key & (positions >= (end - self.n_positions)[..., None]))
 
 
@@ -53,9 +55,8 @@ def _position_range(first: Int[Array, "*batch"], n: int) -> Int[jax.Array, "*bat
 
 def read(pool: Array, places: Int[Array, "*batch n"]) -> jax.Array:
     """Gather from a pool ``[n_blocks, block_size, size]``; unspecified outside the pool."""
-    return jnp.take(
-        jnp.asarray(pool).reshape(-1, pool.shape[-1]), jnp.asarray(places), axis=0, mode="clip"
-    )
+    flat = jnp.asarray(pool).reshape(-1, pool.shape[-1])
+    return jnp.take(flat, jnp.asarray(places), axis=0, mode="clip")
 
 
 def write_values(pool: Array, places: Int[Array, "*batch n"], new: Array) -> jax.Array:

@@ -49,9 +49,8 @@ def unit_rows(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
 
 def uniform_keys(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
     """Return keys sampled from uniform(-1, 1) / sqrt(key size)."""
-    return jax.random.uniform(key, shape, dtype, -1, 1) * jnp.asarray(
-        max(shape[-1], 1) ** -0.5, dtype
-    )
+    scale = jnp.asarray(max(shape[-1], 1) ** -0.5, dtype)
+    return jax.random.uniform(key, shape, dtype, -1, 1) * scale
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -123,11 +122,12 @@ class _KeySpec(Spec):
         assert self.key_size is not None
         batch = x.shape[:-1]
         queries = jnp.dot(x, jnp.asarray(kernel).astype(x.dtype))
-        queries = rms_normalize(
-            queries.reshape(*batch, self.heads, 2, self.key_size), jnp.asarray(scale)
-        )
+        queries = queries.reshape(*batch, self.heads, 2, self.key_size)
+        queries = rms_normalize(queries, jnp.asarray(scale))
         scores = jnp.einsum("...hsc,hsnc->...hsn", queries, jnp.asarray(keys).astype(queries.dtype))
         best, ids = largest_elements(scores, self.k)  # [..., heads, 2, k], the best first
+        # The best pairs of keys are pairs of good keys: a few sums of half scores replace
+        # n_keys**2.
         i, j = _pairs(self.k)
         sums = best[..., 0, i] + best[..., 1, j]
         rows = ids[..., 0, i] * self.n_keys + ids[..., 1, j]
@@ -140,10 +140,11 @@ class _KeySpec(Spec):
 @functools.cache
 def _pairs(k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return rank pairs that may have one of the `k` largest sums over two descending lists."""
-    # Pair i, j is no better than the (i + 1) (j + 1) - 1 other pairs with ranks up to i, j.
+    # Pair i, j is no better than the (i + 1) (j + 1) - 1 other pairs with ranks up to i, j, so about
+    # k log(k) of the k**2 pairs remain.
     i, j = np.indices((k, k)).reshape(2, -1)
-    may = (i + 1) * (j + 1) <= k
-    return i[may], j[may]
+    is_candidate = (i + 1) * (j + 1) <= k
+    return i[is_candidate], j[is_candidate]
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -234,10 +235,9 @@ class ProductKeyExpertsSpec(_KeySpec):
 
     def _tables(self) -> tuple[Variable, ...]:
         sizes = {"down": self.in_features, "up": self.out_features}
+        shape = (1, rows_here(self, self.n_keys**2))
         return tuple(
-            self._trained_variable(
-                name, (1, rows_here(self, self.n_keys**2), size), self.weights_init, "tables"
-            )
+            self._trained_variable(name, (*shape, size), self.weights_init, "tables")
             for name, size in sizes.items()
         )
 
@@ -247,9 +247,8 @@ class ProductKeyExpertsSpec(_KeySpec):
         z = self._inputs(x)
         ones = jnp.ones((*rows.shape, 1, 1), coefficients.dtype)
         down = read_rows(self, op, down, rows[..., None, None], ones)
-        products = jnp.sum(
-            down.astype(coefficients.dtype) * z[..., None, :].astype(coefficients.dtype), -1
-        )
+        dtype = coefficients.dtype
+        products = jnp.sum(down.astype(dtype) * z[..., None, :].astype(dtype), -1)
         coefficients = coefficients * self.activation(products)
         y = read_rows(self, op, up, rows[..., None, :], coefficients[..., None, :])
         return y.astype(z.dtype)

@@ -109,9 +109,8 @@ class ScoredSpec(Spec):
         def variable(name: str, shape: tuple[int, ...], dtype: Any) -> Variable:
             return Variable(name, QUANTIZED, shape, dtype, lambda key: jnp.zeros(shape, dtype))
 
-        return variable("weights", shape, INT8), variable(
-            "exponents", (self.table_groups, shape[2]), INT32
-        )
+        exponents = (self.table_groups, shape[2])
+        return variable("weights", shape, INT8), variable("exponents", exponents, INT32)
 
     @names_layer
     def quantize(self, weights: Array) -> tuple["ScoredSpec", dict[str, Array]]:
@@ -144,9 +143,9 @@ class ScoredSpec(Spec):
             raise self._error(
                 f"table_dropout is {self.table_dropout}; pass rngs, or deterministic=True."
             )
-        kept = 1 - self.table_dropout
-        drawn = jax.random.bernoulli(key, kept, shape)
-        return drawn.astype(dtype) / jnp.asarray(kept, dtype)
+        share = 1 - self.table_dropout
+        drawn = jax.random.bernoulli(key, share, shape)
+        return drawn.astype(dtype) / jnp.asarray(share, dtype)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -241,7 +240,7 @@ class ProjectionLUTSpec(ScoredSpec):
         if self.width < 2:  # type: ignore[operator]
             raise self._error(f"width is {self.width}; a comparison needs at least 2 inputs.")
         names = {v.name for v in self._arrays_of_layer()}
-        # Checks layer sizes without a device.
+        # In shapes: the check of sizes needs no device.
         taken = names & set(jax.eval_shape(self.read.initial))
         if taken:
             raise self._error(
@@ -332,6 +331,7 @@ class ProjectionLUTSpec(ScoredSpec):
         z = jnp.asarray(x).astype(self._resolve_dtype(x))
         if self.compress:
             z = _project_inputs(z, arrays["compress_kernel"], arrays["compress_bias"])
+        # Comparisons and scores need at least float32, also if the layer has a narrower dtype.
         z = z.astype(accumulator(jnp.dtype(self.param_dtype)))
         z = _meshes.reshape_unsharded(z, x.ndim - 1, self.n_inputs, self.width)
         shape = (*z.shape[:-2], self.heads * self.tables)

@@ -78,9 +78,8 @@ class Spec:
 
     example: ClassVar[Example]
     given: ClassVar[tuple[str, ...]] = ()  # arguments that are explicit variables
-    implied: ClassVar[
-        tuple[str, ...]
-    ] = ()  # fields inferred from explicit variables; not arguments
+    # Fields inferred from explicit variables; not arguments.
+    implied: ClassVar[tuple[str, ...]] = ()
     methods: ClassVar[tuple[str, ...]] = ()  # methods shared by the layers
     call: ClassVar[Callable[..., Any]]  # `__call__` of the layers of Linen and Haiku
     op: ClassVar[Op]  # op of the forward pass, which the calls of NNX layers name
@@ -95,7 +94,8 @@ class Spec:
 
     def __getstate__(self) -> dict[str, Any]:
         state = state_of(self)
-        state.pop("all_variables", None)  # they hold functions, which `pickle` rejects
+        # Variables hold functions, which `pickle` rejects.
+        state.pop("all_variables", None)
         return state
 
     @functools.cached_property
@@ -163,7 +163,7 @@ class Spec:
                 self._check_values(variable, arrays)
 
     def checked_arrays(self, arrays: Arrays) -> Arrays:
-        """Return the arrays of a call; raise ValueError if one has no values or invalid known ids."""
+        """Return the arrays of a call; raise ValueError if one is missing or has invalid ids."""
         for v in self.all_variables:
             if v.kind in ("anchors", "targets", "wires") and v.name in arrays:
                 if isinstance(arrays[v.name], jax.ShapeDtypeStruct):
@@ -188,9 +188,8 @@ class Spec:
             try:
                 whole = operator.index(size)
             except TypeError:
-                raise self._error(
-                    f"{name} is {format_value(size)}; expected a whole number."
-                ) from None
+                message = f"{name} is {format_value(size)}; expected a whole number."
+                raise self._error(message) from None
             if whole < least:
                 raise self._error(f"{name} is {size}; it must be at least {least}.")
 
@@ -245,8 +244,8 @@ class Spec:
                 "which lutjax.packed_lut and lutjax.models.pack run; "
                 "give one bit a number (bool, int32 or a float), e.g. lutjax.unpack_bits(x, n)."
             )
-        wanted = getattr(self, "dtype", None) or getattr(self, "param_dtype", jnp.float32)
-        return jnp.asarray(x).astype(wanted)
+        float_dtype = getattr(self, "dtype", None) or getattr(self, "param_dtype", jnp.float32)
+        return jnp.asarray(x).astype(float_dtype)
 
     def _trained_variable(
         self, name: str, shape: tuple[int, ...], init: Initializer, kind: str = "params"
@@ -273,16 +272,15 @@ class Spec:
         return jnp.promote_types(jnp.asarray(x).dtype, of_parameters) if own is None else own
 
     def _cast_tables(self, tables: Any) -> Any:
-        """Return tables in the dtype read by an op: their own, unless `dtype` is wider.
-
-        Ops round float32 sums to the table dtype; `_cast_sums` rounds them to a narrower `dtype`.
-        """
+        """Return tables in the dtype read by an op: their own, unless `dtype` is wider."""
+        # Ops round float32 sums to the table dtype; `_cast_sums` rounds them to a narrower `dtype`.
         dtype = self.dtype  # type: ignore[attr-defined]
         if dtype is None or holds_all_of(tables.dtype, dtype):
             return tables  # the array itself: see lutjax.optim
         widened = self._cast(tables)
         if (reads := _table_reads.current_reads()) is not None:
-            reads.stand_in(tables, widened)  # a sparse gradient of the copy is also the table's
+            # A sparse gradient of the copy is also the table's.
+            reads.stand_in(tables, widened)
         return widened
 
     def _cast_sums(self, y: jax.Array) -> jax.Array:
@@ -356,15 +354,17 @@ def arguments(spec_type: type[Spec]) -> tuple[str, ...]:
 def parameters(spec_type: type[Spec], *, inferred: bool = False) -> list[inspect.Parameter]:
     """Return a layer's constructor parameters; `inferred` allows None for `in_features`."""
     names = set(arguments(spec_type))
-    found = [p for p in inspect.signature(spec_type).parameters.values() if p.name in names]
-    if not inferred or found[0].name != "in_features":
-        return found
+    own_parameters = [
+        p for p in inspect.signature(spec_type).parameters.values() if p.name in names
+    ]
+    if not inferred or own_parameters[0].name != "in_features":
+        return own_parameters
     # Arguments after one with a default need a default too; the spec rejects None for them.
     return [
         p.replace(default=None, annotation=p.annotation | None)
         if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty
         else p
-        for p in found
+        for p in own_parameters
     ]
 
 
@@ -410,7 +410,7 @@ def build(
     if placed or (owner and isinstance(options.get("placement"), HostTable)):
         options["placement"] = "host"
     spec = spec_type(**options, **spec_type.infer_fields(explicit), class_name=name)
-    given = spec_type.arrays_of(explicit)
+    explicit_arrays = spec_type.arrays_of(explicit)
     if placed and owner:
         raise ValueError(
             f"{spec.layer}: placement is HostTables; Flax NNX layers own their tables: use 'host'."
@@ -421,9 +421,11 @@ def build(
             "and Haiku hold arrays alone: give lutjax.optim.host.HostTables(), "
             "which has the tables of a model."
         )
-    spec.check(given)
+    spec.check(explicit_arrays)
 
     def variable(v: Variable) -> Variable:
-        return dataclasses.replace(v, derive=lambda before: jnp.asarray(given[v.name], v.dtype))
+        return dataclasses.replace(
+            v, derive=lambda before: jnp.asarray(explicit_arrays[v.name], v.dtype)
+        )
 
-    return spec, tuple(variable(v) if v.name in given else v for v in spec.all_variables)
+    return spec, tuple(variable(v) if v.name in explicit_arrays else v for v in spec.all_variables)

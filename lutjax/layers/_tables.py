@@ -71,7 +71,8 @@ class TableSpec(Spec):
             raise self._error(f"epsilon is {self.epsilon}; the dead zone cannot be negative.")
         accumulation(self.layer, self.accumulate)
         self._normalize_dtypes()
-        if self.row_bits > MAX_BITS:  # before anything counts the rows
+        # Before anything counts the rows: 2**row_bits may be too large for any array.
+        if self.row_bits > MAX_BITS:
             raise self._error(
                 f"{self._most_bits()}, so a table has 2**{self.row_bits} rows; "
                 f"at most 2**{MAX_BITS} are possible. Use fewer anchors, "
@@ -284,12 +285,13 @@ class _WithTargets(TableSpec):
                     f"n_targets is {self.n_targets}; there are only {self.n_outputs} outputs "
                     "to draw from without replacement."
                 )
-        shape, T, R = self._targets_shape, self.n_tables, 2**self.row_bits
+        shape, n_tables, n_rows = self._targets_shape, self.n_tables, 2**self.row_bits
         if shape is not None and (
-            len(shape) != 3 or shape[0] not in (1, T) or shape[1] not in (1, R)
+            len(shape) != 3 or shape[0] not in (1, n_tables) or shape[1] not in (1, n_rows)
         ):
             raise self._error(
-                f"targets has shape {list(shape)}; expected [{T} or 1, {R} or 1, targets]."
+                f"targets has shape {list(shape)}; "
+                f"expected [{n_tables} or 1, {n_rows} or 1, targets]."
             )
 
     @property
@@ -312,7 +314,7 @@ class _WithTargets(TableSpec):
         sizes = super().sizes_of(arrays)
         if self._targets_shape is None:
             return sizes
-        # Targets choose among them, and do not say how many there are.
+        # Targets choose among the outputs, and do not say how many there are.
         sizes.pop("out_features", None)
         targets = np.shape(arrays["targets"])
         if targets != self._targets_shape:
@@ -409,9 +411,9 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
 
     @property
     def weights_shape(self) -> tuple[int, ...]:
-        return (
-            (self._targets_shape or (0,)) if self.edge_sizes is not None else super().weights_shape
-        )
+        if self.edge_sizes is None:
+            return super().weights_shape
+        return self._targets_shape or (0,)
 
     def sizes_of(self, arrays: Arrays) -> dict[str, Any]:
         if self.edge_sizes is None:
@@ -419,9 +421,9 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
         anchors, targets = np.shape(arrays["anchors"]), np.shape(arrays["targets"])
         if len(anchors) != 3:
             return {}
-        sizes = anchors[0], 2 ** anchors[1], *self.edge_sizes[2:]
-        found = {"n_detectors": anchors[0], "n_anchors": anchors[1]}
-        return {**found, "targets_shape": targets, "edge_sizes": sizes}
+        edge_sizes = anchors[0], 2 ** anchors[1], *self.edge_sizes[2:]
+        sizes = {"n_detectors": anchors[0], "n_anchors": anchors[1]}
+        return {**sizes, "targets_shape": targets, "edge_sizes": edge_sizes}
 
     def variables(self) -> tuple[Variable, ...]:
         if self.edge_sizes is None:
@@ -598,35 +600,28 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         return capacity
 
     def _check_counts(self) -> None:
-        shape, one_list = (
-            self._targets_shape,
-            'counted rows have one list of targets; use targets_per="layer"',
-        )
+        shape = self._targets_shape
+        one_list = 'counted rows have one list of targets; use targets_per="layer"'
+        no_rows = "keys have no rows of their own, which could be counted"
         reasons = {
-            "cached": (
-                not self._has_counts,
-                "keys have no rows of their own, which could be counted",
-            ),
+            "cached": (not self._has_counts, no_rows),
             "n_position_bits": (
-                self.n_position_bits,
-                "counts do not say at which distance a key is; use 0",
+                self.n_position_bits, "counts do not say at which distance a key is; use 0"
             ),
             "window": (
-                self.window is not None,
-                "counts do not say which keys are beyond it; leave it out",
+                self.window is not None, "counts do not say which keys are beyond it; leave it out"
             ),
             "causal": (not self.causal, "a query also sees later keys; use causal=True"),
             "pool": (
-                self.pool is not None,
-                "counts do not say in which block a key is; leave it out",
+                self.pool is not None, "counts do not say in which block a key is; leave it out"
             ),
             "targets": (shape is not None and shape[:2] != (1, 1), one_list),
-        }
+        }  # fmt: skip
         for name, (wrong, rule) in reasons.items():
             if wrong:
-                value = (
-                    list(shape or ()) if name == "targets" else format_value(getattr(self, name))
-                )
+                value = format_value(getattr(self, name))
+                if name == "targets":
+                    value = str(list(shape or ()))
                 raise self._error(f"there is no cache of counts, as {name} is {value}: {rule}.")
 
     def _check_blocks(self, cached: str, blocks: tuple[int, int] | None) -> None:
@@ -666,14 +661,12 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         if cached == "counts":
             self._check_counts()
             shape = (*batch, self.n_detectors, 2**self.n_anchors)
-            return {
-                "cached_counts": jnp.zeros(shape, jnp.int32),
-                "cache_index": jnp.zeros((), jnp.int32),
-            }
+            counts = jnp.zeros(shape, jnp.int32)
+            return {"cached_counts": counts, "cache_index": jnp.zeros((), jnp.int32)}
         dtype = jnp.dtype(dtype) if self.dtype is None else self.dtype
         places = (*batch, self.capacity) if blocks is None else tuple(blocks)
         arrays = (self._cached_ids() if cached == "ids" else {}) or self._cache_entries(dtype)
-        cache = {name: jnp.zeros((*places, size), kept) for name, (size, kept) in arrays.items()}
+        cache = {name: jnp.zeros((*places, size), dtype) for name, (size, dtype) in arrays.items()}
         if blocks is not None:
             return cache
         segments = jnp.full((*batch, self.capacity), _PADDING, jnp.int32)
@@ -684,13 +677,15 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         self, arrays: Arrays, cache: Arrays, x: Float[Array, "*batch length inputs"],
         segments: Any = None, *, block_tables: Any = None, lengths: Any = None, **others: Any,
     ) -> tuple[Float[jax.Array, "*batch length outputs"], dict[str, jax.Array]]:  # fmt: skip
-        """Attend to all earlier positions in `x` and the cache; return outputs and the latest cache.
+        """Attend to earlier positions in `x` and the cache; return outputs and the latest cache.
 
         Filling the cache at once and decoding one by one are equivalent.
         """
-        given = [name for name, value in others.items() if value is not None]
-        if given:
-            raise self._error(f"{given[0]} cannot be given when decoding: the cache has the keys.")
+        given_names = [name for name, value in others.items() if value is not None]
+        if given_names:
+            raise self._error(
+                f"{given_names[0]} cannot be given when decoding: the cache has the keys."
+            )
         for name, value in {"block_tables": block_tables, "lengths": lengths}.items():
             if value is not None and "cache_index" in cache:
                 raise self._error(f"{name} is given, but each sequence has a cache of its own.")
@@ -703,35 +698,37 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             return self._attend_to_blocks(arrays, cache, chunk, segments, block_tables, lengths)
         capacity, count, (*batch, length, _) = self.capacity, cache["cache_index"], x.shape
         self._check_cache(cache, chunk, (*batch, capacity), "batch and dtype")
-        of_queries = self._segments_of(segments, tuple(batch), length)
-        y, keys, of_keys = self._attend_to_held(
-            arrays, chunk, cache, cache["cached_segments"], of_queries
+        query_segments = self._segments_of(segments, tuple(batch), length)
+        y, keys, key_segments = self._attend_to_cached(
+            arrays, chunk, cache, cache["cached_segments"], query_segments
         )
         latest = {
             name: array[..., array.shape[-2] - capacity :, :].astype(cache[name].dtype)
             for name, array in keys.items()
             if name in cache
         }
-        latest["cached_segments"] = of_keys[..., of_keys.shape[-1] - capacity :]
+        latest["cached_segments"] = key_segments[..., key_segments.shape[-1] - capacity :]
         return y, {**latest, "cache_index": jnp.minimum(count + length, capacity)}
 
-    def _attend_to_held(
-        self, arrays: Arrays, chunk: Arrays, held: Arrays, of_held: Any, of_queries: jax.Array
-    ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:
+    def _attend_to_cached(
+        self, arrays: Arrays, chunk: Arrays, cached: Arrays, cached_segments: Any,
+        query_segments: jax.Array,
+    ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array]:  # fmt: skip
         """Attend to cached and new keys; return the outputs, all keys and their segments."""
         capacity, keys = self.capacity, {}
         for name, new in chunk.items():
-            old = held.get(name)
-            if old is None:  # the cache has ids alone
+            old = cached.get(name)
+            if old is None:  # the cache holds only ids
                 old = jnp.zeros((*new.shape[:-2], capacity, new.shape[-1]), new.dtype)
             keys[name] = _append_keys(jnp.asarray(old).astype(new.dtype), new, -2)
         shape = next(iter(chunk.values())).shape[:-1]
-        of_keys = _append_keys(of_held, jnp.broadcast_to(of_queries, shape), -1)
+        key_segments = _append_keys(cached_segments, jnp.broadcast_to(query_segments, shape), -1)
         # Padding queries get a segment without keys.
-        queries = jnp.where(of_queries == _PADDING, _PADDING - 1, of_queries)
-        segments = {"query_segments": queries, "key_segments": of_keys}
+        queries = jnp.where(query_segments == _PADDING, _PADDING - 1, query_segments)
+        segments = {"query_segments": queries, "key_segments": key_segments}
+        # Keys are right-aligned, so new queries come directly after a full cache, whatever it holds.
         starts = {"window": capacity, "query_start": capacity, "key_start": 0}
-        return self._attend(arrays, chunk, keys, **starts, **segments), keys, of_keys
+        return self._attend(arrays, chunk, keys, **starts, **segments), keys, key_segments
 
     def _attend_to_blocks(
         self,
@@ -744,10 +741,9 @@ class _SequenceSpec(_WithTargets, _TableSpec):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         *batch, length, _ = next(iter(chunk.values())).shape
         n_blocks, size = next(iter(cache.values())).shape[:2]
-        kept = self._check_cache(cache, chunk, (n_blocks, size), "dtype")
-        places = _pages.Places(
-            *self._tables_of(block_tables, lengths, tuple(batch)), n_blocks, size
-        )
+        dtypes = self._check_cache(cache, chunk, (n_blocks, size), "dtype")
+        tables = self._tables_of(block_tables, lengths, tuple(batch))
+        places = _pages.Places(*tables, n_blocks, size)
         if places.n_positions < self.capacity:
             raise self._error(
                 f"block_tables is {list(block_tables.shape)} with blocks of {size}, "
@@ -757,19 +753,23 @@ class _SequenceSpec(_WithTargets, _TableSpec):
                 "-1 where there is no block."
             )
         self._check_one_segment(segments, "a pool of blocks")
-        of_queries = self._segments_of(segments, tuple(batch), length)
-        at, there = places.latest(self.capacity)
-        held = {name: _pages.read(cache[name], at) for name in kept}
-        of_held = jnp.where(there, 0, _PADDING).astype(jnp.int32)
-        y, _, _ = self._attend_to_held(arrays, chunk, held, of_held, jnp.minimum(of_queries, 0))
-        new = places.new_indices(jnp.broadcast_to(of_queries > _PADDING, (*batch, length)))
-        return y, {name: _pages.write_values(cache[name], new, chunk[name]) for name in kept}
+        query_segments = self._segments_of(segments, tuple(batch), length)
+        # A pool has no segments: stored keys are in segment 0, and so are all queries but padding.
+        at, is_stored = places.latest(self.capacity)
+        cached = {name: _pages.read(cache[name], at) for name in dtypes}
+        cached_segments = jnp.where(is_stored, 0, _PADDING).astype(jnp.int32)
+        y, _, _ = self._attend_to_cached(
+            arrays, chunk, cached, cached_segments, jnp.minimum(query_segments, 0)
+        )
+        is_key = jnp.broadcast_to(query_segments > _PADDING, (*batch, length))
+        new = places.new_indices(is_key)
+        return y, {name: _pages.write_values(cache[name], new, chunk[name]) for name in dtypes}
 
     def _tables_of(
         self, block_tables: Any, lengths: Any, batch: tuple[int, ...]
     ) -> tuple[jax.Array, jax.Array]:
         n_entries = block_tables.shape[-1] if np.ndim(block_tables) else 0
-        found = []
+        arrays = []
         tables = ("block_tables", block_tables, (*batch, n_entries))
         for name, value, shape in (tables, ("lengths", lengths, batch)):
             _checks.integers(self.layer, name, value, None, "")
@@ -783,8 +783,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
                 )
             value = as_int32(value)
             value = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
-            found.append(jnp.broadcast_to(value, shape))
-        return found[0], found[1]
+            arrays.append(jnp.broadcast_to(value, shape))
+        return arrays[0], arrays[1]
 
     def _check_one_segment(self, segments: Any, what: str) -> None:
         if segments is not None and is_concrete(segments) and np.any(np.asarray(segments) > 0):
@@ -813,13 +813,15 @@ class _SequenceSpec(_WithTargets, _TableSpec):
                 f"cached_counts is {counts.dtype}{list(counts.shape)}; "
                 f"these inputs need int32{list(expected)}. Make the cache for this batch."
             )
-        of_queries = self._segments_of(segments, tuple(batch), length)
+        query_segments = self._segments_of(segments, tuple(batch), length)
         self._check_one_segment(segments, "a cache of counts")
-        is_key = jnp.broadcast_to(of_queries > _PADDING, (*batch, length))
+        is_key = jnp.broadcast_to(query_segments > _PADDING, (*batch, length))
         weights, targets = self._cast_tables(arrays["weights"]), arrays.get("targets")
-        n_outputs = None if targets is None else self.n_outputs  # of one target list
+        # All rows share one list of targets, so outputs are spread over them once, after the sums.
+        n_outputs = None if targets is None else self.n_outputs
         _, finish = _edges.split_row_targets(self.layer, weights, targets, n_outputs)
         y, counts = _counts.attend_counts(weights, counts, index, is_key, **self._sums)
+        # The count saturates: it must not wrap to negative positions.
         count = jnp.minimum(cache["cache_index"], np.iinfo(np.int32).max - length) + length
         return self._cast_sums(finish(y)), {"cached_counts": counts, "cache_index": count}
 
@@ -827,17 +829,17 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         self, cache: Arrays, chunk: Arrays, places: tuple[int, ...], of: str
     ) -> dict[str, Any]:
         """Raise ValueError if a cache does not fit new keys; return dtypes of its key arrays."""
-        kept = {name: jnp.dtype(new.dtype) for name, new in chunk.items() if name in cache}
-        if len(kept) < len(chunk):
-            kept = {name: jnp.dtype(dtype) for name, (_, dtype) in self._cached_ids().items()}
-        for name, dtype in kept.items():
-            found, expected = cache[name], (*places, chunk[name].shape[-1])
-            if found.shape != expected or found.dtype != dtype:
+        dtypes = {name: jnp.dtype(new.dtype) for name, new in chunk.items() if name in cache}
+        if len(dtypes) < len(chunk):
+            dtypes = {name: jnp.dtype(dtype) for name, (_, dtype) in self._cached_ids().items()}
+        for name, dtype in dtypes.items():
+            array, expected = cache[name], (*places, chunk[name].shape[-1])
+            if array.shape != expected or array.dtype != dtype:
                 raise self._error(
-                    f"{name} is {found.dtype}{list(found.shape)}; "
+                    f"{name} is {array.dtype}{list(array.shape)}; "
                     f"these inputs need {dtype}{list(expected)}. Make the cache for this {of}."
                 )
-        return kept
+        return dtypes
 
     @names_layer
     def run(
@@ -856,10 +858,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             raise self._error(f"block_mask is given, but pool is {self.pool}; leave one out.")
         if keys is None:
             others = {
-                "key_segments": key_segments,
-                "query_start": query_start,
-                "key_start": key_start,
-            }
+                "key_segments": key_segments, "query_start": query_start, "key_start": key_start
+            }  # fmt: skip
             for name, value in others.items():
                 if value is not None:
                     raise self._error(
@@ -881,17 +881,12 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         of_queries = self._keys(arrays, self._inputs(x))
         of_keys = self._keys(arrays, self._inputs(keys, "keys"))
         if self.pool is not None:
-            of_both = (segments, key_segments), tuple(starts.values())
-            return self._pool(arrays, of_queries, of_keys, *of_both)
-        options = {
-            "query_segments": segments,
-            "key_segments": key_segments,
-            **blocks,
-            **self._sight,
-        }
-        return self._attend(
-            arrays, of_queries, of_keys, **options, **(starts if self.causal else {})
-        )
+            return self._pool(
+                arrays, of_queries, of_keys, (segments, key_segments), tuple(starts.values())
+            )
+        options = {"query_segments": segments, "key_segments": key_segments, **blocks}
+        options |= self._sight | (starts if self.causal else {})
+        return self._attend(arrays, of_queries, of_keys, **options)
 
     def _pool(
         self, arrays: Arrays, queries: Arrays, keys: Arrays, segments: Any, starts: tuple[Any, ...]
@@ -901,6 +896,7 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         assert self.pool is not None
         n_queries, n_keys = (next(iter(of.values())).shape[-2] for of in (queries, keys))
         whole = n_keys // self.pool
+        # First key, number of blocks and block size: of the whole blocks, and of the rest.
         parts = [(0, whole, self.pool), (whole * self.pool, 1, n_keys - whole * self.pool)]
         parts = [part for part in parts if part[1] * part[2]] or [(0, 1, 0)]
         query_start, key_start = (jnp.asarray(start, jnp.int32)[..., None] for start in starts)
@@ -917,44 +913,40 @@ class _SequenceSpec(_WithTargets, _TableSpec):
             def for_blocks(a: jax.Array, n: int = n) -> jax.Array:
                 return jnp.broadcast_to(a[..., None, :, :], (*a.shape[:-2], n, *a.shape[-2:]))
 
-            of_blocks = operator.add(
-                *_equal_ranks(key_start, first + size * np.arange(n, dtype=np.int32))
+            # Positions of the first keys of blocks, [..., n], and the distance of a query to a key
+            # minus 1, [..., n, queries, size]: a query sees earlier keys within the window.
+            offsets = first + size * np.arange(n, dtype=np.int32)
+            block_start = operator.add(*_equal_ranks(key_start, offsets))
+            distance = np.arange(n_queries, dtype=np.int32)[:, None] - np.arange(
+                size, dtype=np.int32
             )
-            place = (
-                np.arange(n_queries, dtype=np.int32)[:, None] - np.arange(size, dtype=np.int32) - 1
-            )
-            start = operator.sub(*_equal_ranks(query_start, of_blocks))[..., None, None]
-            counts = operator.add(*_equal_ranks(start, place)) >= 0
+            start = operator.sub(*_equal_ranks(query_start, block_start))[..., None, None]
+            is_visible = operator.add(*_equal_ranks(start, distance - 1)) >= 0
             if self.window is not None:
-                counts &= operator.add(*_equal_ranks(start, place)) < self.window
-            of_segments: dict[str, Any] = {"query_segments": None, "key_segments": None}
+                is_visible &= operator.add(*_equal_ranks(start, distance - 1)) < self.window
+            block_segments: dict[str, Any] = {"query_segments": None, "key_segments": None}
             if segments[0] is not None:
                 own, others = jnp.asarray(segments[0])[..., None, :], in_blocks(segments[1], -1)
                 same = own[..., :, None] == others[..., None, :]
                 own = jnp.broadcast_to(own, (*own.shape[:-2], n, n_queries))
-                of_segments = {"query_segments": own, "key_segments": others}
-                counts = operator.and_(*_equal_ranks(counts, same))
+                block_segments = {"query_segments": own, "key_segments": others}
+                is_visible = operator.and_(*_equal_ranks(is_visible, same))
             y = self._attend(
                 arrays,
                 {name: for_blocks(a) for name, a in queries.items()},
                 {name: in_blocks(a, -2) for name, a in keys.items()},
-                **{
-                    **of_segments,
-                    "query_start": query_start,
-                    "key_start": of_blocks,
-                    "window": self.window,
-                },
-            )
-            n_seen = jnp.maximum(jnp.sum(counts, -1), 1)[..., None].astype(y.dtype)
+                **block_segments, query_start=query_start, key_start=block_start,
+                window=self.window,
+            )  # fmt: skip
+            # Attention adds rows; a mean over the visible keys makes blocks comparable.
+            n_seen = jnp.maximum(jnp.sum(is_visible, -1), 1)[..., None].astype(y.dtype)
             sums.append(jnp.sum(operator.truediv(*_equal_ranks(y, n_seen)), -3, dtype=y.dtype))
         return functools.reduce(operator.add, sums)
 
     def _edges(self, arrays: Arrays) -> dict[str, Any]:
-        return (
-            {"targets": arrays["targets"], "n_outputs": self.n_outputs}
-            if "targets" in arrays
-            else {}
-        )
+        if "targets" not in arrays:
+            return {}
+        return {"targets": arrays["targets"], "n_outputs": self.n_outputs}
 
     @property
     def _sight(self) -> dict[str, Any]:
@@ -962,10 +954,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
 
     def _tables(self, arrays: Arrays, n_keys: int) -> tuple[Any, Any]:
         """Return tables and positions; without causality, positions start at the last key."""
-        weights, positions = (
-            self._cast_tables(arrays["weights"]),
-            self._cast(arrays.get("positions")),
-        )
+        weights = self._cast_tables(arrays["weights"])
+        positions = self._cast(arrays.get("positions"))
         if self.causal or positions is None:
             return weights, positions
         if n_keys > self.n_positions + 1:
@@ -1003,9 +993,10 @@ _PADDING = -1
 
 def _append_keys(cache: Array, new: Array, axis: int) -> jax.Array:
     """Append new keys to a cache along an axis, with its sharding on a mesh with explicit axes."""
-    return _meshes.shard_by_compiler(
+    append = _meshes.shard_by_compiler(
         lambda *keys: jnp.concatenate(keys, axis), lambda cache, new: _meshes.spec_of(cache)
-    )(cache, new)
+    )
+    return append(cache, new)
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -1059,21 +1050,19 @@ class LUTAttentionSpec(_SequenceSpec):
         return f"n_anchors is {self.n_anchors} and n_position_bits is {self.n_position_bits}"
 
     def _cache_entries(self, dtype: Any) -> dict[str, tuple[int, Any]]:
-        kept = {"index": jnp.int32, "flip": jnp.int32, "margin": accumulator(dtype)}
-        return {f"cached_key_{name}": (self.n_detectors, kind) for name, kind in kept.items()}
+        dtypes = {"index": jnp.int32, "flip": jnp.int32, "margin": accumulator(dtype)}
+        return {f"cached_key_{name}": (self.n_detectors, kind) for name, kind in dtypes.items()}
 
     def _cached_ids(self) -> dict[str, tuple[int, Any]]:
         bits = self.n_anchors
+        # The narrowest dtype that holds an id: a cache of ids is as small as possible.
         dtype = jnp.uint8 if bits <= 8 else jnp.uint16 if bits <= 16 else jnp.int32
         return {"cached_key_index": (self.n_detectors, dtype)}
 
     def _keys(self, arrays: Arrays, x: Any) -> dict[str, jax.Array]:
         d = lutjax.detect(x, arrays["anchors"], **self._options)
-        return {
-            "cached_key_index": d.index,
-            "cached_key_flip": d.flip,
-            "cached_key_margin": d.margin,
-        }
+        arrays = {"index": d.index, "flip": d.flip, "margin": d.margin}
+        return {f"cached_key_{name}": array for name, array in arrays.items()}
 
     def _attend(self, arrays: Arrays, queries: Arrays, keys: Arrays, **places: Any) -> jax.Array:
         weights, positions = self._tables(arrays, keys["cached_key_index"].shape[-2])

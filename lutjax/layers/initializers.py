@@ -29,9 +29,8 @@ class Normal:
     def __call__(
         self, key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32
     ) -> jax.Array:
-        drawn: jax.Array = jax.nn.initializers.normal(self.deviation)(
-            jnp.asarray(key), shape, dtype
-        )
+        init = jax.nn.initializers.normal(self.deviation)
+        drawn: jax.Array = init(jnp.asarray(key), shape, dtype)
         return drawn
 
 

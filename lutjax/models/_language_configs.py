@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from lutjax.arguments import format_value
+from lutjax.arguments import format_value, set_decided_fields
 from lutjax.models._config import MOST_LAYERS, Config
 from lutjax.models._fields import check_names, one_of
 from lutjax.names import FLOATS, PLACEMENTS, READS
@@ -224,14 +224,14 @@ class GPTConfig(Config):
             "memory_heads": layout.heads,
             "memory_width": layout.width,
         }
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name, value in decided.items():
-            if getattr(self, name) not in (value, defaults[name]):
-                raise ValueError(
-                    f"GPTConfig: {name} is {getattr(self, name)} and memory_base has {value}; "
-                    f"leave {name} out."
-                )
-            object.__setattr__(self, name, value)
+
+        def conflict(name: str, value: Any) -> ValueError:
+            return ValueError(
+                f"GPTConfig: {name} is {getattr(self, name)} and memory_base has {value}; "
+                f"leave {name} out."
+            )
+
+        set_decided_fields(self, decided, conflict)
 
     def lut_options(self) -> dict[str, Any]:
         """Options for each feed-forward layer that consists only of tables."""

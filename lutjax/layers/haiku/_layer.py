@@ -61,6 +61,7 @@ class Layer(hk.Module, metaclass=_Module):
         for name, value in self._options.items():
             setattr(self, name, value)
         self.spec: Any = None
+        # Without the number of inputs, the spec is built at the first call.
         if self._options.get("in_features", 0) is not None:
             self._make_spec()
 
@@ -83,9 +84,10 @@ class Layer(hk.Module, metaclass=_Module):
                 raise _spec.unknown_inputs(type(self).__name__)
             return jnp.zeros(shape, dtype)
 
-        found = None if x is None else _spec.n_inputs(type(self).__name__, self._options, x)
-        kept = hk.get_state("in_features", [found or 0], bool, init=make_zeros)
-        self._options["in_features"] = int(kept.shape[0])
+        size = None if x is None else _spec.n_inputs(type(self).__name__, self._options, x)
+        # A state without elements, whose shape is the number: `apply` finds it there.
+        marker = hk.get_state("in_features", [size or 0], bool, init=make_zeros)
+        self._options["in_features"] = int(marker.shape[0])
         self._make_spec()
 
     @hk.transparent
@@ -102,9 +104,8 @@ class Layer(hk.Module, metaclass=_Module):
 
         def make_variable(v: _spec.Variable, shape: Any, dtype: Any) -> Any:
             if not hk.running_init():
-                raise _spec.missing_variable_error(
-                    self.spec.layer, v.name, _HINT if v.collection != "params" else ""
-                )
+                hint = _HINT if v.collection != "params" else ""
+                raise _spec.missing_variable_error(self.spec.layer, v.name, hint)
             return v.make(hk.next_rng_key, arrays)
 
         # The spec of a copied layer has lost its initializers.
@@ -124,18 +125,19 @@ class Layer(hk.Module, metaclass=_Module):
         self._infer(x)
         arrays = self._bind_arrays()
         if hasattr(self.spec, "deterministic"):
-            calm = self.spec.deterministic if deterministic is None else deterministic
-            noise = {"key": hk.next_rng_key()} if self.spec.random and not calm else {}
-            options |= {"deterministic": calm, **noise}
+            if deterministic is None:
+                deterministic = self.spec.deterministic
+            # A call without noise takes no key, so that `apply` needs none.
+            noise = {"key": hk.next_rng_key()} if self.spec.random and not deterministic else {}
+            options |= {"deterministic": deterministic, **noise}
         return self.spec(arrays, x, **options)
 
     def _call_spec(self, name: str, *args: Any, **options: Any) -> Any:
         """Call a spec method; methods that take arrays get the layer's arrays."""
         self._infer(args[0] if name == "reads" else None)
         takes_arrays = "arrays" in inspect.signature(getattr(self.spec_type, name)).parameters
-        return getattr(self.spec, name)(
-            *((self._bind_arrays(),) if takes_arrays else ()), *args, **options
-        )
+        arrays = (self._bind_arrays(),) if takes_arrays else ()
+        return getattr(self.spec, name)(*arrays, *args, **options)
 
     def check(self) -> None:
         """Raise ValueError if a variable has a wrong shape or ids, in a transformed function."""
@@ -160,7 +162,7 @@ def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
         except TypeError as error:
             raise TypeError(f"{type(layer).__name__}: {error}.") from None
         bound.apply_defaults()
-        super(made, layer).__init__(bound.arguments["name"])
+        super(layer_type, layer).__init__(bound.arguments["name"])
         layer._make(bound.arguments)
 
     __init__.__qualname__ = f"{_spec.layer_name(spec_type)}.__init__"
@@ -175,8 +177,8 @@ def make_layer(spec_type: type[_spec.Spec], own: str = "") -> Any:
     }
     base = Attention if hasattr(spec_type, "attend_with_cache") else Layer
     metaclass: Any = type(base)
-    made = metaclass(_spec.layer_name(spec_type), (base,), namespace)
-    return made
+    layer_type = metaclass(_spec.layer_name(spec_type), (base,), namespace)
+    return layer_type
 
 
 class Attention(Layer):

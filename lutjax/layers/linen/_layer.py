@@ -60,13 +60,14 @@ class Layer(nn.Module):
         return _spec.build(self.spec_type, options, name=name)
 
     def _n_inputs(self, x: Any) -> int | None:
-        found = _spec.n_inputs(type(self).__name__, self._options(), x)
-        if found is None:
+        size = _spec.n_inputs(type(self).__name__, self._options(), x)
+        if size is None:
             return None
         if not (self.is_initializing() or self.has_variable(_INPUTS, _IN_FEATURES)):
             raise _spec.unknown_inputs(type(self).__name__)
-        kept = self.variable(_INPUTS, _IN_FEATURES, lambda: jnp.zeros(found, bool)).value
-        return int(kept.shape[0])
+        # `init` stores the number as a shape, and another `x` does not change it.
+        marker = self.variable(_INPUTS, _IN_FEATURES, lambda: jnp.zeros(size, bool)).value
+        return int(marker.shape[0])
 
     def _bind_arrays(self, x: Any) -> tuple[Any, dict[str, jax.Array]]:
         """Return the spec and the variable arrays of a call, which `init` creates."""
@@ -90,17 +91,19 @@ class Layer(nn.Module):
         return spec, {**spec.checked_arrays(arrays), **tables}
 
     def _spec_and_arrays(self, variables: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        kept = variables.get(_INPUTS, {}).get(_IN_FEATURES)
+        marker = variables.get(_INPUTS, {}).get(_IN_FEATURES)
         arrays = {name: array for kind in variables.values() for name, array in kind.items()}
-        return self._build(None if kept is None else len(kept))[0], arrays
+        return self._build(None if marker is None else len(marker))[0], arrays
 
     @nn.nowrap
     def _run(self, x: Any, deterministic: bool | None = None, **options: Any) -> Any:
         spec, arrays = self._bind_arrays(x)
         if hasattr(spec, "deterministic"):
-            calm = spec.deterministic if deterministic is None else deterministic
-            noise = {"key": self.make_rng(spec.stream)} if spec.random and not calm else {}
-            options |= {"deterministic": calm, **noise}
+            if deterministic is None:
+                deterministic = spec.deterministic
+            # A call without noise takes no key, so that `apply` needs no `rngs`.
+            noise = {"key": self.make_rng(spec.stream)} if spec.random and not deterministic else {}
+            options |= {"deterministic": deterministic, **noise}
         return spec(arrays, x, **options)
 
     def _call_spec(self, name: str, *args: Any, **options: Any) -> Any:
@@ -154,10 +157,10 @@ class Attention(Layer):
         cache = {
             name: self.variable("cache", name, lambda v: v, value) for name, value in empty.items()
         }
-        y, latest = spec.attend_with_cache(
-            arrays, {n: v.value for n, v in cache.items()}, x, **others
-        )
-        if not self.is_initializing():  # keep the cache empty in `init`
+        arrays_of_cache = {name: v.value for name, v in cache.items()}
+        y, latest = spec.attend_with_cache(arrays, arrays_of_cache, x, **others)
+        # `init` creates the cache, which stays empty.
+        if not self.is_initializing():
             for name, value in latest.items():
                 cache[name].value = value
         return y

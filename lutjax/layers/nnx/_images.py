@@ -62,7 +62,7 @@ class SpatialLUT(_Images):
 
     def __call__(self, x: Inputs, *, deterministic: Mode = None, rngs: Noise = None) -> Outputs:
         """Return maps ``[..., *out_shape]``; `rngs` replaces the layer's own noise."""
-        # Without a read: unscored rows.
+        # Without a read, the spec ignores the op and adds unscored rows.
         return self._call(deterministic, rngs).run(lutjax.scored_lut, x)
 
 
@@ -87,7 +87,7 @@ class WindowLUT(_Images):
 
     def __call__(self, x: Inputs, *, deterministic: Mode = None, rngs: Noise = None) -> Outputs:
         """Return outputs of all windows; `rngs` replaces the layer's own noise."""
-        # Without a read: unscored rows.
+        # Without a read, the spec ignores the op and adds unscored rows.
         return self._call(deterministic, rngs).run(lutjax.scored_lut, x)
 
 

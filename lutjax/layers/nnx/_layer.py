@@ -41,7 +41,7 @@ _HIDDEN = {
     "__abstractmethods__", "__annotations__", "__dir__", "__getattr__", "__getstate__", "__init__",
     "__init_subclass__", "__setattr__", "set_view", "spec", "spec_type",
 }  # fmt: skip
-"""Attributes hidden from `help`: irrelevant to users, called by Flax, or in its first line (`__init__`)."""
+"""Attributes hidden from `help`: irrelevant, called by Flax, or in its first line (`__init__`)."""
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
@@ -58,8 +58,8 @@ def builds(init: Constructor) -> Constructor:
             raise TypeError(f"{type(self).__name__}: {error}.") from None
         bound.apply_defaults()
         _, *arguments = bound.arguments.items()
-        given = dict(arguments)
-        self._build(given.pop("rngs", None), **given)
+        arguments_by_name = dict(arguments)
+        self._build(arguments_by_name.pop("rngs", None), **arguments_by_name)
 
     return constructor  # type: ignore[return-value]
 
@@ -69,8 +69,8 @@ class _LayerType(ModuleMeta):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        found = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return found.replace(parameters=list(found.parameters.values())[1:])
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def __dir__(cls) -> list[str]:
         return [name for name in super().__dir__() if name not in _HIDDEN]
@@ -100,12 +100,14 @@ class Layer(nnx.Module, metaclass=_LayerType):
         name = type(self).__name__
         self._declared, variables = _spec.build(self.spec_type, arguments, name=name, owner=True)
         arrays: dict[str, Any] = {}
+        # In order, because a variable may be derived from the ones before it.
         for v in variables:
             arrays[v.name] = v.make(lambda: None if rngs is None else rngs.params(), arrays)
             setattr(self, v.name, _variables.KINDS[v.kind](arrays[v.name]))
             if v.drawn is not None:
                 table = self._declared.host_table(arguments["placement"], v.drawn)
                 setattr(self, v.drawn.name, table)
+                # Traced keys have no values: such a table is drawn, or loaded, later.
                 if table is not arguments["placement"] and is_concrete(arrays[v.name]):
                     table.draw(jax.random.wrap_key_data(arrays[v.name]))
         _variables.link({v.name: getattr(self, v.name) for v in variables})
@@ -168,9 +170,10 @@ class Layer(nnx.Module, metaclass=_LayerType):
             for f in dataclasses.fields(self.spec_type)
             if f.name.endswith("_init") and not can_be_pickled(getattr(declared, f.name))
         }
-        return (
-            {**state, "_declared": dataclasses.replace(declared, **defaults)} if defaults else state
-        )
+        # A default stands in for an initializer that `pickle` rejects: the variables exist already.
+        if not defaults:
+            return state
+        return {**state, "_declared": dataclasses.replace(declared, **defaults)}
 
     def _arrays(self) -> dict[str, Any]:
         own = vars(self)
@@ -193,7 +196,7 @@ class Layer(nnx.Module, metaclass=_LayerType):
         return _spec.LayerCall(*self._bind_arrays(), mode)
 
     def check(self) -> None:
-        """Raise ValueError if a shape does not fit, an id does not exist, or ids are another layer's."""
+        """Raise ValueError if a shape does not fit, an id does not exist or is another layer's."""
         self.spec.check(self._arrays())
         self._check_origin()
 
@@ -206,22 +209,18 @@ class Switched(Layer):
 
     def _build(self, rngs: nnx.Rngs | None, **arguments: Any) -> None:
         super()._build(rngs, **arguments)
-        self.rngs = (
-            rngs[self.spec.stream].fork()
-            if rngs is not None and self.spec.random
-            else nnx.data(None)
-        )
+        stream = None if rngs is None or not self.spec.random else rngs[self.spec.stream].fork()
+        self.rngs = nnx.data(None) if stream is None else stream
 
     def _call(
         self, deterministic: bool | None = None, rngs: Noise = None, **mode: Any
     ) -> _spec.LayerCall:
         """Return a call in a mode, with a key if the mode is random."""
         spec, arrays = self._bind_arrays()
-        mode["deterministic"] = calm = (
-            spec.deterministic if deterministic is None else deterministic
-        )
+        mode["deterministic"] = spec.deterministic if deterministic is None else deterministic
         stream = self.rngs if rngs is None else rngs
-        if spec.random and not calm and stream is not None:  # the spec raises if the key is missing
+        # Without a stream, the spec raises an error that names the option.
+        if spec.random and not mode["deterministic"] and stream is not None:
             mode["key"] = stream[spec.stream]() if isinstance(stream, nnx.Rngs) else stream()
         return _spec.LayerCall(spec, arrays, mode)
 
@@ -243,9 +242,8 @@ def tables_of(model: nnx.Module) -> frozenset[str]:
       >>> tables_of(nnx.Sequential(LUT(8, 5, n_detectors=4, n_anchors=3, rngs=rngs), nnx.Linear(5, 2, rngs=rngs)))
       frozenset({'layers/0/weights'})
     """
-    return frozenset(
-        "/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, Tables))
-    )
+    state = nnx.to_flat_state(nnx.state(model, Tables))
+    return frozenset("/".join(map(str, path)) for path, _ in state)
 
 
 def host_tables_of(model: nnx.Module) -> dict[str, tuple[HostTable, str]]:
@@ -257,16 +255,14 @@ def host_tables_of(model: nnx.Module) -> dict[str, tuple[HostTable, str]]:
       >>> host_tables_of(NgramMemory(16, rows=1000, placement="host", rngs=nnx.Rngs(0)))
       {'weights': (HostTable(float32[8, 1000, 2]), 'weights_key')}
     """
-    found = {}
+    tables = {}
     for path, module in nnx.iter_modules(model):
         if isinstance(module, Layer):
             for v in module._declared.all_variables:
                 if v.drawn is not None:
-                    name, key = (
-                        "/".join(map(str, (*path, name))) for name in (v.drawn.name, v.name)
-                    )
-                    found[name] = getattr(module, v.drawn.name), key
-    return found
+                    name, key = ("/".join(map(str, (*path, n))) for n in (v.drawn.name, v.name))
+                    tables[name] = getattr(module, v.drawn.name), key
+    return tables
 
 
 def check(model: nnx.Module, restored: Any = None) -> None:
@@ -296,12 +292,12 @@ def check(model: nnx.Module, restored: Any = None) -> None:
       ...
       ValueError: LUT: anchors holds ids from 4 to 7; inputs are 0 to 3.
     """
-    there = None if restored is None else set(_paths_of(restored))
+    restored_paths = None if restored is None else set(_paths_of(restored))
     for path, module in nnx.iter_modules(model):
         if isinstance(module, Layer):
             module.check()
-            if there is not None:
-                _check_restored(module.spec, path, there)
+            if restored_paths is not None:
+                _check_restored(module.spec, path, restored_paths)
 
 
 def _paths_of(state: Any) -> Iterator[tuple[str, ...]]:
@@ -324,12 +320,15 @@ def _paths_of(state: Any) -> Iterator[tuple[str, ...]]:
             yield path
 
 
-def _check_restored(spec: Any, path: tuple[Any, ...], there: set[tuple[str, ...]]) -> None:
+def _check_restored(spec: Any, path: tuple[Any, ...], restored_paths: set[tuple[str, ...]]) -> None:
     names = {v.name: v.collection for v in spec.all_variables}
-    found = {name for name in names if (*map(str, path), name) in there}
-    missing = [name for name, kind in names.items() if kind != "params" and name not in found]
-    if found and missing:
+    restored_names = {name for name in names if (*map(str, path), name) in restored_paths}
+    missing = [
+        name for name, kind in names.items() if kind != "params" and name not in restored_names
+    ]
+    if restored_names and missing:
         raise ValueError(
-            f"{spec.layer}: the state has no {missing[0]}, which belong to its {min(found)}: "
-            "restore all variables, not only the trained ones."
+            f"{spec.layer}: the state has no {missing[0]}, "
+            f"which belong to its {min(restored_names)}: restore all variables, "
+            "not only the trained ones."
         )

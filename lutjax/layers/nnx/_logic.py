@@ -31,7 +31,7 @@ class _Wired(Switched):
     scores: Param  # of learned wires
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
-        """Return the hard network for `lutjax.packed_lut`: wires ``[G, n]``, tables ``[G, 2**n]``."""
+        """Return wires ``[G, n]`` and tables ``[G, 2**n]`` of the hard network, for `packed_lut`."""
         spec, arrays = self._bind_arrays()
         wires, tables = spec.truth_tables(arrays)
         return wires, tables
@@ -76,17 +76,12 @@ class LogicGates(_Gates):
     spec_type = _logic.LogicGatesSpec
 
     def __call__(
-        self,
-        x: Inputs,
-        *,
-        deterministic: Mode = None,
-        temperature: Scalar = None,
+        self, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None,
         rngs: Noise = None,
-    ) -> Outputs:
+    ) -> Outputs:  # fmt: skip
         """Return outputs for inputs; other arguments take precedence over the layer's own."""
-        return self._call(deterministic, rngs, temperature=temperature).run(
-            lutjax.bilinear_gates, x
-        )
+        call = self._call(deterministic, rngs, temperature=temperature)
+        return call.run(lutjax.bilinear_gates, x)
 
 
 class LogicRNN(_Gates):
@@ -143,13 +138,9 @@ class SoftLUT(_Wired):
     ) -> None: ...  # fmt: skip
 
     def __call__(
-        self,
-        x: Inputs,
-        *,
-        deterministic: Mode = None,
-        temperature: Scalar = None,
+        self, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None,
         rngs: Noise = None,
-    ) -> Outputs:
+    ) -> Outputs:  # fmt: skip
         """Return outputs for inputs; arguments as in a call of `LogicGates`."""
         return self._call(deterministic, rngs, temperature=temperature).run(lutjax.soft_lut, x)
 
@@ -177,13 +168,9 @@ class BinaryLUT(_Wired):
     ) -> None: ...  # fmt: skip
 
     def __call__(
-        self,
-        x: Inputs,
-        *,
-        deterministic: Mode = None,
-        temperature: Scalar = None,
+        self, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None,
         rngs: Noise = None,
-    ) -> Outputs:
+    ) -> Outputs:  # fmt: skip
         """Return outputs for inputs; arguments as in a call of `LogicGates`."""
         return self._call(deterministic, rngs, temperature=temperature).run(lutjax.binary_lut, x)
 
@@ -222,13 +209,9 @@ class LogicConv(_Wired):
     ) -> None: ...  # fmt: skip
 
     def __call__(
-        self,
-        x: Inputs,
-        *,
-        deterministic: Mode = None,
-        temperature: Scalar = None,
+        self, x: Inputs, *, deterministic: Mode = None, temperature: Scalar = None,
         rngs: Noise = None,
-    ) -> Outputs:
+    ) -> Outputs:  # fmt: skip
         """Return ``[..., *out_shape]`` for images; arguments as in a call of `LogicGates`."""
         return self._call(deterministic, rngs, temperature=temperature).run(logic_trees, x)
 

@@ -122,8 +122,8 @@ class NgramEmbedding(Layer):
         self, batch_shape: tuple[int, ...], dtype: DTypeLike | None = None
     ) -> LayoutHistory:
         """Return the state before the first token of a batch."""
-        found: LayoutHistory = self.spec.history(batch_shape, dtype)
-        return found
+        history: LayoutHistory = self.spec.history(batch_shape, dtype)
+        return history
 
 
 class _Keyed(Layer):
@@ -143,8 +143,8 @@ class _Keyed(Layer):
     ) -> tuple[Int[jax.Array, "*batch reads"], Float[jax.Array, "*batch reads"]]:
         """Return row ids ``[..., heads * k]``, head by head, and their weights."""
         spec, arrays = self._bind_arrays()
-        found: tuple[jax.Array, jax.Array] = spec.reads(arrays, x)
-        return found
+        reads: tuple[jax.Array, jax.Array] = spec.reads(arrays, x)
+        return reads
 
 
 class ProductKeyMemory(_Keyed):

@@ -100,6 +100,7 @@ def quantize(model: M) -> M:
       >>> deployed.weights.dtype, deployed.exponents.shape, deployed(jnp.ones((2, 16))).shape
       (dtype('int8'), (4, 4), (2, 16))
     """
+    # A copy, so that the trained model keeps its float tables.
     model = nnx.merge(*nnx.split(model))
     layers: list[Any] = [
         module for _, module in nnx.iter_modules(model) if isinstance(module, Switched)
@@ -121,6 +122,7 @@ def quantize(model: M) -> M:
 def _quantize(layer: Any) -> None:
     spec, arrays = layer.spec.quantize(layer.weights.get_value())
     layer._declared = spec
-    layer.rngs = nnx.data(None)  # no dropout in deployment
+    # Integer tables have no dropout, so the layer needs no noise.
+    layer.rngs = nnx.data(None)
     for name, array in arrays.items():
         setattr(layer, name, Quantized(array))

@@ -112,8 +112,8 @@ class _Attention(_Detectors):
             raise ValueError(
                 f"{spec.layer}: there is no cache to decode with; call init_cache first."
             )
-        held = {name: c[...] for name, c in cache.items() if c is not None}
-        y, latest = spec.attend_with_cache(arrays, held, x, **others)
+        arrays_of_cache = {name: c[...] for name, c in cache.items() if c is not None}
+        y, latest = spec.attend_with_cache(arrays, arrays_of_cache, x, **others)
         for name, value in latest.items():
             cache[name][...] = value
         return y
@@ -130,7 +130,8 @@ class _Attention(_Detectors):
         cached = "ids" if ids else "counts" if counts else None
         cache = self.spec.empty_cache(input_shape, dtype, cached=cached, blocks=blocks)
         for name in self.spec.cache_names:
-            delattr(self, name)  # another kind of cache has other variables
+            # Another kind of cache has other variables.
+            delattr(self, name)
             setattr(self, name, nnx.Cache(cache[name]) if name in cache else nnx.data(None))
 
     def set_view(

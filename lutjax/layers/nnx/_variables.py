@@ -39,14 +39,15 @@ class _Trained(nnx.Param[Any]):
         source = None
         if theirs is not None and theirs is not _slot(self, "_ids"):
             values = {name: v.get_raw_value() for name, v in theirs.items()}
-            # A kept tracer would leak.
+            # Only values: a tracer that is stored here would leak.
             source = {name: a for name, a in values.items() if is_concrete(a)}
         _set_slot(self, "_source", source)
         compare(self)
 
     def set_raw_value(self, value: Any, **options: Any) -> None:
         super().set_raw_value(value, **options)
-        _set_slot(self, "_source", None)  # an array of unknown origin
+        # An array of unknown origin belongs to any ids: only states name their source.
+        _set_slot(self, "_source", None)
         compare(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -117,7 +118,8 @@ def link(variables: Mapping[str, nnx.Variable[Any]]) -> None:
     """Link trained variables to the layer's ids."""
     ids = {name: v for name, v in variables.items() if _Ids in type(v).__mro__}
     for v in variables.values():
-        if isinstance(v, _Trained) and _Trained in type(v).__mro__:  # a hijax variable has no slots
+        # `isinstance` alone accepts hijax variables, which have no slots.
+        if isinstance(v, _Trained) and _Trained in type(v).__mro__:
             _refer(v, ids)
 
 
@@ -130,11 +132,10 @@ def _refer(trained: _Trained, ids: Mapping[str, Any] | None) -> None:
 def compare(trained: Any) -> None:
     """Compare the ids of a trained variable with its source, and set or clear its metadata."""
     source, ids = _slot(trained, "_source"), _slot(trained, "_ids")
-    differ = [
-        n
-        for n, v in (ids or {}).items()
-        if source and n in source and _differ(source[n], v.get_raw_value())
-    ]
+    differ = []
+    if source:
+        current = {name: v.get_raw_value() for name, v in (ids or {}).items() if name in source}
+        differ = [name for name, value in current.items() if _differ(source[name], value)]
     if differ:
         trained.set_metadata(FOREIGN, min(differ))
     elif trained.has_metadata(FOREIGN):
@@ -144,12 +145,13 @@ def compare(trained: Any) -> None:
 def check(layer: str, variables: Mapping[str, nnx.Variable[Any]]) -> None:
     """Raise ValueError if a trained variable comes from a layer with other ids."""
     trained = {name: v for name, v in variables.items() if _Trained in type(v).__mro__}
-    # Of a layer that Flax copied or merged.
+    # Variables that Flax copied or merged have lost their links.
     if any(_slot(v, "_ids") is None for v in trained.values()):
         link(variables)
     for name, v in trained.items():
+        # Ids may have been assigned since the last comparison.
         if v.has_metadata(FOREIGN) and _slot(v, "_source") is not None:
-            compare(v)  # ids may have been assigned since
+            compare(v)
         if v.has_metadata(FOREIGN):
             ids = v.get_metadata(FOREIGN)
             raise ValueError(
@@ -167,7 +169,8 @@ def array_of(variable: nnx.Variable[Any]) -> Any:
     if nnx.Variable in type(variable).__mro__ and not variable.has_metadata("on_get_value"):
         value = variable.get_raw_value()
         if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
-            return value  # like `get_value`, in a hundredth of its time
+            # Like `get_value`, in a hundredth of its time.
+            return value
     return variable.get_value()
 
 
@@ -175,7 +178,7 @@ def _reduce_hijax(variable: Any) -> tuple[Any, ...]:
     return variable.var_type.from_metadata, (variable.get_raw_value(), variable.get_metadata())
 
 
-# Newer versions of Flax; `pickle` of one recurses without end.
+# In newer versions of Flax, `pickle` of such a variable recurses without end.
 if hasattr(variablelib, "HijaxVariable"):
     copyreg.pickle(variablelib.HijaxVariable, _reduce_hijax)
 
@@ -191,4 +194,5 @@ def _slot(variable: Any, name: str) -> Any:
 
 
 def _set_slot(variable: Any, name: str, value: Any) -> None:
-    object.__setattr__(variable, name, value)  # Flax ignores it as metadata
+    # Past Flax's own `__setattr__`, so that the slot is no metadata.
+    object.__setattr__(variable, name, value)
