@@ -59,11 +59,10 @@ def _check_classifier(about: Mapping[str, Any], inputs: Ports, outputs: Ports) -
         port.format.range[1] >= n_classes - 1 if port.count == 1 else port.count % n_classes == 0
         for port in outputs
     ):
+        ports = ", ".join(f"{port.count} x {port.format}" for port in outputs) or "none"
         raise circuit_error(
             f"about['n_classes'] is {n_classes}; no output port has a number for each class, "
-            "or one that can be each class. "
-            "The output ports have "
-            f"{', '.join(f'{port.count} x {port.format}' for port in outputs) or 'none'}."
+            f"or one that can be each class. The output ports have {ports}."
         )
     classes, names = about.get("classes"), about.get("input_names")
     if classes is not None and n_classes is not None and len(classes) != n_classes:
@@ -71,6 +70,7 @@ def _check_classifier(about: Mapping[str, Any], inputs: Ports, outputs: Ports) -
     n_numbers = sum(port.count for port in inputs)
     if names is not None and len(names) != n_numbers:
         raise circuit_error(f"about['input_names'] has {len(names)} names; expected {n_numbers}.")
+    # Several numbers of a pixel are its channels.
     if image is not None and len(inputs) == 1 and inputs[0].count % (image[0] * image[1]):
         raise circuit_error(
             f"about['image'] is {_describe_value(image)}, {image[0] * image[1]} pixels; "
@@ -87,9 +87,9 @@ def _check_automaton(about: Mapping[str, Any], inputs: Ports, outputs: Ports) ->
             f"{bits[0]} input and {bits[1]} output bits; "
             "a cell rule has 9 inputs and one output per channel."
         )
-    shown = about.get("shown")
-    if shown is not None and shown > channels:
-        raise circuit_error(f"about['shown'] is {shown}; the automaton has {channels} channels.")
+    n_shown = about.get("shown")
+    if n_shown is not None and n_shown > channels:
+        raise circuit_error(f"about['shown'] is {n_shown}; the automaton has {channels} channels.")
     if about.get("rule") == "life" and channels != 1:
         raise circuit_error(
             f"about['rule'] is 'life', which has one channel; the automaton has {channels}."
@@ -149,7 +149,8 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_json(about: Mapping[str, Any]) -> None:
-    """Raise ValueError if a value is not valid JSON. The check is iterative, not recursive."""
+    """Raise ValueError if a value is not valid JSON."""
+    # A stack instead of recursion: a circuit from a file may be nested deeper than Python recurses.
     todo: list[tuple[str, Any, int]] = [("about", about, 0)]
     while todo:
         where, value, depth = todo.pop()
@@ -178,25 +179,25 @@ def names(about: Mapping[str, Any], inputs: Ports) -> list[str]:
     classes, numbers = (about.get(name) or () for name in ("classes", "input_names"))
     height, width = about.get("image") or (0, 0)
     is_image = len(inputs) == 1 and inputs[0].count == height * width
-    of_ports = [
+    place_names = [
         f"{port.name}[{i}]" if port.count > 1 else port.name
         for port in inputs
         for i in range(port.count)
     ]
     target = about.get("target")
     rows = columns.circuit_columns(about, inputs)
+    if rows is None:
+        named_inputs = [
+            f"{place}: {in_a_comment(name)}"
+            for place, name in zip(place_names, numbers, strict=False)
+        ]
+    else:
+        named_inputs = [f"{column.port}: {_column(column)}" for column in rows.columns]
     return [
         *([] if target is None else [f"answers: {in_a_comment(target)}"]),
         *(f"class {number}: {in_a_comment(name)}" for number, name in enumerate(classes)),
         *([f"{inputs[0].name}: {height} x {width} pixels, row after row"] if is_image else []),
-        *(
-            (
-                f"{place}: {in_a_comment(name)}"
-                for place, name in zip(of_ports, numbers, strict=False)
-            )
-            if rows is None
-            else (f"{column.port}: {_column(column)}" for column in rows.columns)
-        ),
+        *named_inputs,
     ]
 
 

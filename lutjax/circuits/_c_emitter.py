@@ -21,6 +21,8 @@ def read_source(name: str) -> str:
 # ----------------------------------------------------------------------------- constants and arrays
 def quote(text: str) -> str:
     """Return a UTF-8 string as a C literal, in ASCII without trigraphs."""
+    # Octal escapes have at most three digits, so a digit after one is not a part of it, as it would
+    # be after a hexadecimal escape. A question mark could begin a trigraph.
     plain = "".join(
         chr(octet) if 32 <= octet < 127 and chr(octet) not in '"\\?' else f"\\{octet:03o}"
         for octet in text.encode("utf-8", "replace")
@@ -29,7 +31,8 @@ def quote(text: str) -> str:
 
 
 def signed_constant(number: int) -> str:
-    # C has no negative literals, and 9223372036854775808 does not fit its largest signed type.
+    # C has no negative literals: -9223372036854775808 is the negation of a number that does not fit
+    # its largest signed type.
     return str(number) if number > -(1 << 63) else "-9223372036854775807 - 1"
 
 
@@ -61,28 +64,25 @@ def output_parameters(circuit: Circuit) -> list[str]:
 
 
 def port_names(circuit: Circuit) -> tuple[list[str], list[str]]:
-    return [f"input_{port.name}" for port in circuit.inputs], [
-        f"output_{p.name}" for p in circuit.outputs
-    ]
+    inputs = [f"input_{port.name}" for port in circuit.inputs]
+    return inputs, [f"output_{port.name}" for port in circuit.outputs]
 
 
 def port_constants(port: Port, numbers: Shaped[np.ndarray, "..."]) -> list[str]:
     """Return port values as C constants: integers, before division."""
     whole = whole_numbers(port.format, port.format.encode(numbers)).ravel().tolist()
-    return (
-        list(map(signed_constant, whole)) if port.format.signed else [f"{code}u" for code in whole]
-    )
+    if port.format.signed:
+        return list(map(signed_constant, whole))
+    return [f"{code}u" for code in whole]
 
 
 def sample_arrays(
     circuit: Circuit, samples: Sequence[Any], answers: Sequence[Any] = ()
 ) -> list[str]:
     lines = []
-    for kind, ports, given in (
-        ("input", circuit.inputs, samples),
-        ("expected", circuit.outputs, answers),
-    ):
-        for port, numbers in zip(ports, given, strict=False):
+    kinds = (("input", circuit.inputs, samples), ("expected", circuit.outputs, answers))
+    for kind, ports, arrays in kinds:
+        for port, numbers in zip(ports, arrays, strict=False):
             lines.append(f"static const {type_of(port)} {kind}_{port.name}[] = {{")
             lines += [*wrap(port_constants(port, numbers)), "};"]
     return lines
@@ -112,22 +112,19 @@ def macro(n: int, table: int) -> str:
 
 def macros(program: Operations) -> str:
     """Return a macro for each table in use: ``F3_E8(a, b, c)`` is table 0xE8 over three inputs."""
-    kinds = {
-        (len(nodes), table) for nodes, table in zip(program.fanins, program.tables, strict=True)
-    }
-    return "\n".join(
-        (
-            f"#define {macro(n, table)}({', '.join('abc'[:n])}) "
-            f"((word)({formula(table, n).format('(a)', '(b)', '(c)')}))"
-        )
-        for n, table in sorted(kinds)
-    )
+    kinds = set(zip(map(len, program.fanins), program.tables, strict=True))
+    lines = []
+    for n, table in sorted(kinds):
+        # Arguments may be expressions, so they are put in parentheses.
+        text = formula(table, n).format("(a)", "(b)", "(c)")
+        lines.append(f"#define {macro(n, table)}({', '.join('abc'[:n])}) ((word)({text}))")
+    return "\n".join(lines)
 
 
 # -------------------------------------------------------------------------------------------- tests
 def compute_answers(circuit: Circuit, samples: Sequence[Any], *, where: str) -> tuple[Any, ...]:
-    found = circuit(*samples)
-    answers = found if isinstance(found, tuple) else (found,)
+    outputs = circuit(*samples)
+    answers = outputs if isinstance(outputs, tuple) else (outputs,)
     if not len(answers[0]):
         raise ValueError(f"{where}: there are no samples; expected at least one.")
     return answers
@@ -147,16 +144,20 @@ def write_test(
     n, checks = len(answers[0]), []
     for port in circuit.outputs:
         expected = f"{port.name}[k * {port.count} + i]"
+        output = expected if batch_calls else f"{port.name}[i]"
         checks.append(f"        for (i = 0; i < {port.count}; i++)")
-        checks.append(
-            f"            same &= output_{expected if batch_calls else f'{port.name}[i]'} == "
-            f"expected_{expected};"
-        )
+        checks.append(f"            same &= output_{output} == expected_{expected};")
     inside = "\n".join([f"        {call}"] * bool(call) + checks)
     arrays = [
         *sample_arrays(circuit, samples, answers),
         *rows,
         *output_arrays(circuit, n if batch_calls else 1),
+    ]
+    calls = [
+        _templates.fill_template(
+            "test_call.c", n=n, call=f"    {one}\n" if one else "", checks=inside
+        )
+        for one in batch_calls or [""]
     ]
     return _templates.fill_template(
         "test.c",
@@ -164,10 +165,5 @@ def write_test(
         n=n,
         includes="#include <math.h>\n" if rows else "",
         arrays=arrays,
-        calls="\n".join(
-            _templates.fill_template(
-                "test_call.c", n=n, call=f"    {one}\n" if one else "", checks=inside
-            )
-            for one in batch_calls or [""]
-        ).rstrip(),
+        calls="\n".join(calls).rstrip(),
     )

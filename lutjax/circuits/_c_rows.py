@@ -15,16 +15,18 @@ _OWN = ("LANES", "INPUTS", "OUTPUTS", "SLOTS", "STATIC", "H")
 def names_of(rows: Columns, name: str) -> dict[tuple[str, int], str]:
     """Return the macro or enumerator of each category, other and missing cell by port and code."""
     used = {f"{name}_{end}".upper() for end in _OWN}
-    found: dict[tuple[str, int], str] = {}
+    names: dict[tuple[str, int], str] = {}
 
     def add(column: Column, code: int, word: str) -> None:
-        if (column.port, code) in found:
+        if (column.port, code) in names:
             return
         start = f"{name}_{column.port}_{word}".upper()
+        # Words of different categories may be equal in C, so the later ones get a number.
         choices = itertools.chain([start], (f"{start}_{n}" for n in itertools.count(2)))
-        found[column.port, code] = next(choice for choice in choices if choice not in used)
-        used.add(found[column.port, code])
+        names[column.port, code] = next(choice for choice in choices if choice not in used)
+        used.add(names[column.port, code])
 
+    # Fixed names first: a category called "other" or "missing" gets a number.
     for column in rows.columns:
         if isinstance(column, Category):
             add(column, column.other_code, "other")
@@ -32,7 +34,7 @@ def names_of(rows: Columns, name: str) -> dict[tuple[str, int], str]:
     for column in rows.columns:
         for code, value in enumerate(column.values if isinstance(column, Category) else ()):
             add(column, code, columns.word_of(value) or str(code))
-    return found
+    return names
 
 
 def constants(rows: Columns, name: str) -> list[str]:
@@ -49,13 +51,9 @@ def constants(rows: Columns, name: str) -> list[str]:
         meanings = {column.missing_code: "a missing cell", column.other_code: "an unknown category"}
         meanings |= {code: _about.in_a_comment(value) for code, value in enumerate(column.values)}
         codes = sorted(meanings)
-        lines += [
-            (
-                f"    {names[column.port, code]} = {code}{',' * (code != codes[-1])} /* "
-                f"{meanings[code]} */"
-            )
-            for code in codes
-        ]
+        for code in codes:
+            comma = "," * (code != codes[-1])
+            lines.append(f"    {names[column.port, code]} = {code}{comma} /* {meanings[code]} */")
         lines.append("};")
     return lines
 
@@ -85,17 +83,12 @@ def integer_row(circuit: Circuit, rows: Columns, name: str) -> str:
 
 
 def header(circuit: Circuit, rows: Columns, name: str) -> str:
-    members = [
-        _member(
-            column,
-            *(
-                ("double", "; NAN where missing")
-                if isinstance(column, Number)
-                else ("int", "; a code above")
-            ),
-        )
-        for column in rows.columns
-    ]
+    members = []
+    for column in rows.columns:
+        if isinstance(column, Number):
+            members.append(_member(column, "double", "; NAN where missing"))
+        else:
+            members.append(_member(column, "int", "; a code above"))
     return _templates.fill_template(
         "rows.h",
         name=name,
@@ -138,7 +131,7 @@ def source(circuit: Circuit, rows: Columns, name: str) -> str:
                 missing=names[column.port, column.missing_code],
             )
         )
-    given = [f"of_{column.port}" for column in rows.columns]
+    arguments = [f"of_{column.port}" for column in rows.columns]
     answers = [f"output_{port.name} + done * {port.count}" for port in circuit.outputs]
     return _templates.fill_template(
         "rows.c",
@@ -148,7 +141,7 @@ def source(circuit: Circuit, rows: Columns, name: str) -> str:
         outputs=", ".join(c99.output_parameters(circuit)),
         locals=locals_,
         codes=codes,
-        arguments=", ".join([*given, "left", *answers]),
+        arguments=", ".join([*arguments, "left", *answers]),
     )
 
 

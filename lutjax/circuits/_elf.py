@@ -33,7 +33,7 @@ def read(content: bytes) -> Image:
     if content[:6] != b"\x7fELF\x01\x01":
         raise ValueError("the file is no ELF of 32 bits, lowest byte first.")
     header = struct.unpack_from(_HEADER, content)
-    start, size, count, of_names = header[6], header[11], header[12], header[13]
+    start, size, count, names_index = header[6], header[11], header[12], header[13]
     rows = [struct.unpack_from(_SECTION, content, start + k * size) for k in range(count)]
 
     def bytes_of(row: tuple[int, ...]) -> bytes:
@@ -42,7 +42,9 @@ def read(content: bytes) -> Image:
     def text(table: bytes, at: int) -> str:
         return table[at : table.index(b"\0", at)].decode()
 
-    names = bytes_of(rows[of_names])
+    names = bytes_of(rows[names_index])
+    # Fields of a section header: name, type, flags, address, offset, size, link, info, alignment
+    # and entry size.
     sections = tuple(
         Section(text(names, row[0]), row[3], row[5], bool(row[2] & _WRITABLE), bytes_of(row))
         for row in rows

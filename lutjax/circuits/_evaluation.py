@@ -10,12 +10,11 @@ _BYTES = 1 << 25  # memory for a block of words: samples are split to fit
 
 
 class Plan:
-    """Precomputed gate evaluation order for a circuit.
+    """Precomputed gate evaluation order for a circuit."""
 
-    A table is a sum modulo 2 over products of its inputs (its algebraic normal form). A gate with
-    n inputs is therefore evaluated by ``2**n - 1`` steps of AND and XOR. All gates with n inputs
-    share these steps and differ only in their coefficients.
-    """
+    # A table is a sum modulo 2 over products of its inputs (its algebraic normal form). A gate with
+    # n inputs is therefore evaluated by 2**n - 1 steps of AND and XOR. All gates with n inputs
+    # share these steps and differ only in their coefficients.
 
     def __init__(
         self,
@@ -29,6 +28,7 @@ class Plan:
         self.n_inputs, self.n_nodes = n_inputs, first + len(tables)
         sizes = np.fromiter(map(len, fanins), np.int64, len(fanins))
         level = np.asarray(levels[first:], dtype=np.int64)
+        # Gates of a level read only earlier levels, so NumPy evaluates them at once.
         # Value rows: first the constant and inputs, then gates in this order.
         order = np.lexsort((sizes, level))
         row = np.arange(self.n_nodes)
@@ -40,6 +40,8 @@ class Plan:
             nodes = np.array([fanins[g] for g in gates], dtype=np.int64).reshape(len(gates), n)
             start = int(row[first + gates[0]])
             self.groups.append((start, row[nodes.T], _normal_form([tables[g] for g in gates], n)))
+        # The terms of a group may be more than the values of all nodes: they bound the samples that
+        # are evaluated at once.
         self.widest = max([self.n_nodes, *(c.size for _, _, c in self.groups)])
         outputs = np.asarray(literals, dtype=np.int64)
         self.rows, self.inverted = row[outputs >> 1], outputs & 1 == 1
@@ -47,9 +49,9 @@ class Plan:
     def run(self, words: np.ndarray) -> np.ndarray:
         block = max(1, _BYTES // (self.widest * words.itemsize))
         parts = [self._run(words[:, k : k + block]) for k in range(0, words.shape[1], block)]
-        return (
-            np.concatenate(parts, axis=1) if parts else np.zeros((len(self.rows), 0), words.dtype)
-        )
+        if not parts:
+            return np.zeros((len(self.rows), 0), words.dtype)
+        return np.concatenate(parts, axis=1)
 
     def _run(self, words: np.ndarray) -> np.ndarray:
         ones = ~words.dtype.type(0)
@@ -73,6 +75,7 @@ def _normal_form(tables: Sequence[int], n: int) -> np.ndarray:
     size = max(1, (1 << n) // 8)
     low, form = truth.LOW[n], []
     for table in tables:
+        # The Moebius transform: each input adds the outputs at 0 to the outputs at 1.
         for i in range(n):
             table ^= (table & low[i]) << (1 << i)
         form.append(table.to_bytes(size, "little"))

@@ -22,22 +22,23 @@ def formula(table: int, n: int) -> str:
 def _shortest_formulas() -> dict[int, str]:
     shortest = {truth.variable(3, i): f"{{{i}}}" for i in range(3)}
     by_length = [list(shortest)]
+    # All nonconstant functions of three inputs: a formula joins two shorter ones.
     while len(shortest) < 254:
         new: dict[int, str] = {}
         length = len(by_length)
         for i in range(length):
             for p in by_length[i]:
                 left = _parenthesize(shortest[p])
-                found = [(p ^ 255, f"~{left}")] if i == length - 1 else []
+                candidates = [(p ^ 255, f"~{left}")] if i == length - 1 else []
                 for q in by_length[length - 1 - i]:
                     right = _parenthesize(shortest[q])
-                    found += [
+                    candidates += [
                         (p & q, f"{left} & {right}"),
                         (p | q, f"{left} | {right}"),
                         (p ^ q, f"{left} ^ {right}"),
                         (p & ~q, f"{left} & ~{right}"),
                     ]
-                for table, text in found:
+                for table, text in candidates:
                     if 0 < table < 255 and table not in shortest:
                         new.setdefault(table, text)
         shortest |= new

@@ -43,20 +43,18 @@ class Joint:
 
     def tables(self) -> dict[int, int]:
         """Return tables over the nodes for the sum minus its minimum, by bit position."""
-        least, found = self.least, {}
+        least, tables = self.least, {}
         for place in range((max(self.counts) - least).bit_length()):
             table = sum(((count - least) >> place & 1) << a for a, count in enumerate(self.counts))
             if table:
-                found[place] = table
-        return found
+                tables[place] = table
+        return tables
 
     def gain(self) -> int:
         """Return the number of saved tables; each bit removed from a sum saves one."""
-        return (
-            len(self.addends)
-            - 2 * len(set(self.tables().values()))
-            + sum(a.saved for a in self.addends)
-        )
+        # A bit of the count costs its table, and is one more bit to add.
+        n_tables = len(set(self.tables().values()))
+        return len(self.addends) - 2 * n_tables + sum(a.saved for a in self.addends)
 
     @functools.cached_property
     def advantage(self) -> Fraction:
@@ -68,14 +66,12 @@ class Joint:
         nodes = self.nodes + tuple(n for n in addend.nodes if n not in self.nodes)
         if len(nodes) > _INPUTS:
             return None
+        # New nodes are the highest address bits, so the counts repeat.
         counts = self.counts * (1 << (len(nodes) - len(self.nodes)))
         at = [nodes.index(n) for n in addend.nodes]
         table = truth.expand(addend.table, len(addend.nodes), at, len(nodes))
-        return Joint(
-            (*self.addends, addend),
-            nodes,
-            tuple([c + (table >> a & 1) for a, c in enumerate(counts)]),
-        )
+        new_counts = tuple([c + (table >> a & 1) for a, c in enumerate(counts)])
+        return Joint((*self.addends, addend), nodes, new_counts)
 
 
 _NOTHING = Joint((), (), (0,))
@@ -94,9 +90,8 @@ class Sum:
         terms = list(self.terms)
         for joint in self.joints:
             nodes = [2 * node for node in joint.nodes]
-            terms += [
-                (builder.gate(nodes, table), 1 << place) for place, table in joint.tables().items()
-            ]
+            tables = joint.tables().items()
+            terms += [(builder.gate(nodes, table), 1 << place) for place, table in tables]
         return terms
 
 
@@ -106,10 +101,10 @@ def join_sums(builder: Builder, sums: Sequence[Sum]) -> list[Sum]:
     return [_join_sum(builder, each, readers) for each in sums]
 
 
-def _join_sum(builder: Builder, given: Sum, readers: Sequence[int]) -> Sum:
+def _join_sum(builder: Builder, original: Sum, readers: Sequence[int]) -> Sum:
     views = [
         view
-        for literal, weight in given.terms
+        for literal, weight in original.terms
         if weight == 1
         for view in _views(builder, literal, readers)
     ]
@@ -118,10 +113,10 @@ def _join_sum(builder: Builder, given: Sum, readers: Sequence[int]) -> Sum:
     joints += _threes([view for view in views if view.literal not in used and len(view.nodes) == 2])
     used = {addend.literal for joint in joints for addend in joint.addends}
     return Sum(
-        given.constant + sum(joint.least for joint in joints),
+        original.constant + sum(joint.least for joint in joints),
         tuple(
             (literal, weight)
-            for literal, weight in given.terms
+            for literal, weight in original.terms
             if weight > 1 or literal not in used
         ),
         tuple(joints),
@@ -137,11 +132,14 @@ def _views(builder: Builder, literal: Literal, readers: Sequence[int]) -> Iterat
         return
     if inverted:
         table ^= truth.FULL[len(nodes)]
+    # Only a gate without other readers becomes redundant when its bit is counted through its
+    # inputs.
     saved = int(readers[node] == 1)
     inner = [n for n in nodes if readers[n] == 1 and builder.read(n)[0]]
     yield Addend(literal, nodes, table, saved - len(inner))
     deeper: Sequence[int] = nodes
     for n in inner:
+        # The table of this gate replaces the inner gate's, which no other gate reads.
         own = builder.read(n)
         if len({*deeper, *own[0]} - {n}) > truth.MAX_INPUTS:
             return
@@ -160,21 +158,23 @@ def _find_overlaps(views: Sequence[Addend]) -> Iterator[Joint]:
     queue: list[tuple[Fraction, int, Joint]] = []
 
     def grow(rank: int) -> None:
+        # Greedy: add the best neighbor until no bit fits, and keep the best sum on the way. A worse
+        # step may lead to a better sum.
         joint = best = _NOTHING.with_addend(views[rank]) or _NOTHING
         while True:
             inside = {addend.literal for addend in joint.addends}
             near = {view for node in joint.nodes for view in readers[node]}
             larger = [
-                found
+                joined
                 for view in sorted(near, key=lambda v: (v.literal, v.nodes))
                 if view.literal not in inside
                 and view.literal not in used
-                and (found := joint.with_addend(view))
+                and (joined := joint.with_addend(view))
             ]
             if not larger:
                 break
-            joint = max(larger, key=lambda found: (found.advantage, -len(found.nodes)))
-            best = max(best, joint, key=lambda found: found.advantage)
+            joint = max(larger, key=lambda joined: (joined.advantage, -len(joined.nodes)))
+            best = max(best, joint, key=lambda joined: joined.advantage)
         if best.advantage > 0:
             heapq.heappush(queue, (-best.advantage, rank, best))
 
@@ -186,17 +186,18 @@ def _find_overlaps(views: Sequence[Addend]) -> Iterator[Joint]:
         if used.isdisjoint(addend.literal for addend in joint.addends):
             used.update(addend.literal for addend in joint.addends)
             yield joint
+        # Bits of this sum are in a better sum: grow it again without them.
         elif views[rank].literal not in used:
             grow(rank)
 
 
 def _threes(views: Sequence[Addend]) -> Iterator[Joint]:
     """Yield sums of three two-input gates, if they save tables."""
-    left = sorted(views, key=lambda view: -view.saved)
-    while len(left) > 2:
+    remaining = sorted(views, key=lambda view: -view.saved)
+    while len(remaining) > 2:
         joint: Joint | None = _NOTHING
-        for view in left[:3]:
+        for view in remaining[:3]:
             joint = joint and joint.with_addend(view)
-        del left[:3]
+        del remaining[:3]
         if joint and joint.gain() > 0:
             yield joint

@@ -53,11 +53,11 @@ class Program:
 
     @property
     def sum_bits(self) -> int:
-        widths = (
-            [port.format.bits for port in self.circuit.outputs]
-            if self.answers == "numbers"
-            else [0]
-        )
+        widths = [0]
+        if self.answers == "numbers":
+            widths = [port.format.bits for port in self.circuit.outputs]
+        # Sums of classes are counts, and must not wrap, as their maximum is searched. Sums of
+        # numbers are bits of numbers, and wrap with them.
         most = [1, *self.first]
         if self.answers == "class":
             for sink in self.sinks:
@@ -66,17 +66,18 @@ class Program:
         return next(width for width in (8, 16, 32, 64) if largest < 1 << width)
 
     def sinks_of_nodes(self) -> dict[int, list[Sink]]:
-        found: dict[int, list[Sink]] = {}
+        sinks: dict[int, list[Sink]] = {}
         for sink in self.sinks:
-            found.setdefault(sink.node, []).append(sink)
-        return found
+            sinks.setdefault(sink.node, []).append(sink)
+        return sinks
 
 
-def program(circuit: Circuit, layers: Circuit | None) -> Program:
+def make_program(circuit: Circuit, layers: Circuit | None) -> Program:
     """Return the program for a circuit; see `lutjax.circuits.mcu.write`."""
     if layers is None:
         layers = circuit
     loads: list[Load] = []
+    # Equal loads are one node, so that a pixel is compared once for all gates that read it.
     known: dict[Load, int] = {}
 
     def load(
@@ -116,7 +117,8 @@ def program(circuit: Circuit, layers: Circuit | None) -> Program:
             for level in row:
                 for pixel in range(n_pixels):
                     index = pixel * len(levels) + feature
-                    if least <= level < largest:  # above the level: not below the next integer
+                    # Above the level means not below the next integer.
+                    if least <= level < largest:
                         bits.append(load(0, index, None, level + 1) ^ 1)
                     else:
                         bits.append(ONE if level < least else ZERO)
@@ -126,9 +128,12 @@ def program(circuit: Circuit, layers: Circuit | None) -> Program:
     first = [0] * (1 + max((result for result, _ in places), default=-1))
     sinks = []
     for literal, (result, bit) in zip(operations.literals, places, strict=True):
+        # An inverted bit is 1 - bit: the constant goes into the initial sum, and the bit is
+        # subtracted.
         first[result] += (literal & 1) << bit
         if literal > 1:
             sinks.append(Sink(literal >> 1, result, bit, bool(literal & 1)))
+    # In node order, so that a value is added right after it is computed and need not be kept.
     sinks.sort(key=lambda sink: (sink.node, sink.result, sink.bit))
     return Program(circuit, tuple(loads), operations, tuple(sinks), tuple(first), answers)
 
@@ -147,12 +152,13 @@ def _replace_inputs(layers: Circuit, rows: Columns) -> Circuit:
             f"mcu.write: layers has {layers.n_inputs} input bits; column_bits has {len(rows.bits)}."
         )
     builder = Builder()
-    asked = _comparisons(rows)
-    inputs = builder.input("x", len(asked)) if asked else []
-    # Inverted comparison.
-    above = [isinstance(rows.columns[at], Number) and part != MISSING for at, part in asked]
+    comparisons = _comparisons(rows)
+    inputs = builder.input("x", len(comparisons)) if comparisons else []
+    # A threshold is compared by "less than", so its bit is inverted.
+    above = [isinstance(rows.columns[at], Number) and part != MISSING for at, part in comparisons]
     known = {
-        one: bit ^ inverted for one, (bit,), inverted in zip(asked, inputs, above, strict=True)
+        one: bit ^ inverted
+        for one, (bit,), inverted in zip(comparisons, inputs, above, strict=True)
     }
     bits = bits_of_comparisons(builder, rows, lambda *one: known[one])
     add_outputs(builder, layers.outputs, walk_literals(layers, [ZERO, *bits], builder.gate))
@@ -170,13 +176,13 @@ def _levels(circuit: Circuit, layers: Circuit) -> np.ndarray | None:
             )
         return None
     (port,) = circuit.inputs
-    found = levels_of(np.asarray(thresholds, np.float64), port.format)
-    if port.count % len(found) or port.count // len(found) * found.size != layers.n_inputs:
+    levels = levels_of(np.asarray(thresholds, np.float64), port.format)
+    if port.count % len(levels) or port.count // len(levels) * levels.size != layers.n_inputs:
         raise ValueError(
-            f"mcu.write: layers has {layers.n_inputs} bits of inputs and {found.size} thresholds, "
+            f"mcu.write: layers has {layers.n_inputs} bits of inputs and {levels.size} thresholds, "
             f"which do not fit the {port.count} numbers of the circuit."
         )
-    return found
+    return levels
 
 
 def _answer_bits(circuit: Circuit, layers: Circuit) -> tuple[str, list[tuple[int, int]]]:
@@ -190,20 +196,16 @@ def _answer_bits(circuit: Circuit, layers: Circuit) -> tuple[str, list[tuple[int
         ]
     regression = circuit.about.get("kind") == "regression"
     k = 1 if regression else circuit.about.get("n_classes")
-    if (
-        not k
-        or layers.n_outputs % k
-        or len(circuit.outputs) != 1
-        or circuit.outputs[0].count not in (1, k)
-    ):
+    outputs = circuit.outputs
+    one_per_class = len(outputs) == 1 and outputs[0].count in (1, k)
+    if not k or layers.n_outputs % k or not one_per_class:
         raise ValueError(
             f"mcu.write: layers has {layers.n_outputs} output bits, "
             f"which cannot vote in {circuit!r}."
         )
     size = layers.n_outputs // k
-    return "class" if circuit.outputs[0].count == 1 and not regression else "numbers", [
-        (j // size, 0) for j in range(k * size)
-    ]
+    kind = "class" if outputs[0].count == 1 and not regression else "numbers"
+    return kind, [(j // size, 0) for j in range(k * size)]
 
 
 def _starts(ports: Sequence[Port]) -> list[int]:
@@ -223,12 +225,12 @@ def _drop_unused_loads(operations: Operations, loads: list[Load]) -> Operations:
     )
 
 
-def evaluate(made: Program, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
+def evaluate(program: Program, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return values ``[n, count]`` for each output port, computed like the C program."""
-    ports, operations = made.circuit.inputs, made.operations
+    ports, operations = program.circuit.inputs, program.operations
     codes = [port.format.encode(x) for port, x in zip(ports, samples, strict=True)]
     values = [np.zeros(len(samples[0]), bool)]
-    for load in made.loads:
+    for load in program.loads:
         port, code = ports[load.port], codes[load.port][:, load.index]
         if load.bit is not None:
             values.append((code >> np.uint64(load.bit) & np.uint64(1)).astype(bool))
@@ -242,38 +244,43 @@ def evaluate(made: Program, samples: Sequence[np.ndarray]) -> list[np.ndarray]:
         return answers
 
     values = walk(operations.fanins, operations.tables, values, gate)
-    sums = np.tile(np.asarray(made.first, np.uint64), (len(samples[0]), 1))
-    for sink in made.sinks:
+    sums = np.tile(np.asarray(program.first, np.uint64), (len(samples[0]), 1))
+    # Sums wrap modulo 2**64: the format takes only the low bits, as C does.
+    for sink in program.sinks:
         term = values[sink.node].astype(np.uint64) << np.uint64(sink.bit)
         sums[:, sink.result] += np.uint64(0) - term if sink.minus else term
-    if made.answers == "class":
+    if program.answers == "class":
         return [sums.argmax(1)[:, None]]
     return [
         port.format.decode(sums[:, start : start + port.count])
-        for start, port in zip(_starts(made.circuit.outputs), made.circuit.outputs, strict=True)
+        for start, port in zip(
+            _starts(program.circuit.outputs), program.circuit.outputs, strict=True
+        )
     ]
 
 
 # ------------------------------------------------------------------------------------------------ C
-def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str, str], int, int]:
+def source(
+    program: Program, name: str, style: Style, chunk: int
+) -> tuple[dict[str, str], int, int]:
     """Return the header and program by name, RAM bytes for values, and flash bytes for tables.
 
     Args:
       chunk: operations per function. Larger functions compile longer and keep more values in
         memory; smaller ones load more inputs repeatedly.
     """
-    circuit, operations = made.circuit, made.operations
+    circuit, operations = program.circuit, program.operations
     if style == "functions":
-        body, calls, slots, n_tables = *_functions(made, chunk), 0
+        body, calls, slots, n_tables = *_functions(program, chunk), 0
     else:
-        body, calls, slots, n_tables = _tables(made)
+        body, calls, slots, n_tables = _tables(program)
     result, outputs, _ = _results(circuit)
-    n_sums = len(made.first)
-    memory = slots + n_sums * made.sum_bits // 8
+    n_sums = len(program.first)
+    memory = slots + n_sums * program.sum_bits // 8
     lines = [f"cell v[{max(slots, 1)}];", f"sum r[{max(n_sums, 1)}];", "uint16_t k;"]
     lines += [f"for (k = 0; k < {n_sums}; k++)", "    r[k] = 0;"]
-    lines += [f"r[{i}] = {value}u;" for i, value in enumerate(made.first) if value]
-    lines += [*calls, "(void)v, (void)r;", *_answer(made)]
+    lines += [f"r[{i}] = {value}u;" for i, value in enumerate(program.first) if value]
+    lines += [*calls, "(void)v, (void)r;", *_answer(program)]
     values = {
         "name": name,
         "NAME": name.upper(),
@@ -293,14 +300,12 @@ def source(made: Program, name: str, style: Style, chunk: int) -> tuple[dict[str
         "parameters": ", ".join([*c99.input_parameters(circuit), *outputs]) or "void",
         "number": c99.number_function(circuit, name),
         "row": _row(circuit, name),
-        "sum": f"uint{made.sum_bits}_t",
+        "sum": f"uint{program.sum_bits}_t",
         "macros": c99.macros(operations),
         "body": body,
         "code": [f"    {line}" for line in lines],
     }
-    files = {
-        f"{name}.{end}": _templates.fill_template(f"mcu.{end}", **values) for end in ("h", "c")
-    }
+    files = {f"{name}.{e}": _templates.fill_template(f"mcu.{e}", **values) for e in ("h", "c")}
     return files, memory, n_tables
 
 
@@ -309,7 +314,7 @@ def _row(circuit: Circuit, name: str) -> str:
     if rows is None:
         return ""
     result, outputs, names = _results(circuit)
-    given = [*(f"&row->{port.name}" for port in circuit.inputs), *names]
+    arguments = [*(f"&row->{port.name}" for port in circuit.inputs), *names]
     return _templates.fill_template(
         "row.h",
         name=name,
@@ -317,7 +322,7 @@ def _row(circuit: Circuit, name: str) -> str:
         row=_c_rows.integer_row(circuit, rows, name),
         result=result,
         parameters=", ".join([f"const {name}_row *row", *outputs]),
-        call=f"{'' if outputs else 'return '}{name}_predict({', '.join(given)})",
+        call=f"{'' if outputs else 'return '}{name}_predict({', '.join(arguments)})",
     )
 
 
@@ -335,9 +340,9 @@ def _ports(circuit: Circuit) -> list[str]:
     lines = []
     for what, ports in (("input", circuit.inputs), ("output", circuit.outputs)):
         for port in ports:
-            where = (
-                "The result" if what == "output" and _returns(circuit) else f"{what}_{port.name}"
-            )
+            where = f"{what}_{port.name}"
+            if what == "output" and _returns(circuit):
+                where = "The result"
             number = "number" if port.count == 1 else "numbers"
             line = f"{where}: {port.count} {number} of {port.format.bits} bits ({port.format})"
             if port.format.fraction:
@@ -346,21 +351,22 @@ def _ports(circuit: Circuit) -> list[str]:
     return lines
 
 
-def _answer(made: Program) -> list[str]:
-    port, *more = made.circuit.outputs
-    if made.answers == "class":
+def _answer(program: Program) -> list[str]:
+    port, *more = program.circuit.outputs
+    if program.answers == "class":
         lines = [
             "{",
             "    uint16_t best = 0;",
-            f"    for (k = 1; k < {len(made.first)}; k++)",
+            f"    for (k = 1; k < {len(program.first)}; k++)",
             "        if (r[k] > r[best])",
             "            best = k;",
         ]
-        return [*lines, f"    return ({c99.type_of(port)})best;", "}"]  # always the only output
-    if _returns(made.circuit):
+        # A class is always the only output.
+        return [*lines, f"    return ({c99.type_of(port)})best;", "}"]
+    if _returns(program.circuit):
         return [f"return {_number(port, 'r[0]')};"]
     lines = []
-    for start, each in zip(_starts(made.circuit.outputs), (port, *more), strict=True):
+    for start, each in zip(_starts(program.circuit.outputs), (port, *more), strict=True):
         lines += [f"for (k = 0; k < {each.count}; k++)"]
         lines += [f"    output_{each.name}[k] = {_number(each, f'r[{start} + k]')};"]
     return lines
@@ -371,52 +377,50 @@ def _number(port: Port, text: str) -> str:
     kind = c99.type_of(port)
     if not port.format.signed or port.format.bits in (8, 16, 32, 64):
         return f"({kind}){text}"
+    # Sign extension without a shift of negative numbers, which C leaves to the compiler.
     unsigned, sign = f"u{kind}", f"((u{kind})1 << {port.format.bits - 1})"
     return f"({kind})({unsigned})((({unsigned}){text} ^ {sign}) - {sign})"
 
 
-def _load(made: Program, load: Load, index: str | None = None) -> str:
-    port = made.circuit.inputs[load.port]
+def _load(program: Program, load: Load, index: str | None = None) -> str:
+    port = program.circuit.inputs[load.port]
     number = f"input_{port.name}[{load.index if index is None else index}]"
     if load.bit is not None:
         return f"BIT({number}, {load.bit})"
     if load.equal is not None:
         return f"TRUTH({number} == {load.equal})"
-    less = (
-        "LESS8"
-        if c99.type_of(port) == "uint8_t"
-        else "LESS22"
-        if port.format.bits <= _EXACT
-        else "LESS"
-    )
+    # The macros avoid branches, and read the sign of a difference from its highest byte.
+    less = "LESS"
+    if c99.type_of(port) == "uint8_t":
+        less = "LESS8"
+    elif port.format.bits <= _EXACT:
+        less = "LESS22"
     return f"{less}({number}, {load.below})"
 
 
-def _arguments(made: Program) -> tuple[str, str, str]:
-    parameters = ", ".join([*c99.input_parameters(made.circuit), "cell *v", "sum *r"])
-    arguments = [*c99.port_names(made.circuit)[0], "v", "r"]
-    return (
-        parameters,
-        ", ".join(arguments),
-        "    " + ", ".join(f"(void){a}" for a in arguments) + ";",
-    )
+def _arguments(program: Program) -> tuple[str, str, str]:
+    parameters = ", ".join([*c99.input_parameters(program.circuit), "cell *v", "sum *r"])
+    arguments = [*c99.port_names(program.circuit)[0], "v", "r"]
+    unused = ", ".join(f"(void){argument}" for argument in arguments)
+    return parameters, ", ".join(arguments), f"    {unused};"
 
 
-def _functions(made: Program, chunk: int) -> tuple[str, list[str], int]:
+def _functions(program: Program, chunk: int) -> tuple[str, list[str], int]:
     """Return functions with one instruction per operation, their calls, and shared value slots."""
-    operations = made.operations
+    operations = program.operations
     where, slots = gate_operations.assign_slots(dataclasses.replace(operations, literals=[]), chunk)
-    parameters, arguments, unused = _arguments(made)
+    parameters, arguments, unused = _arguments(program)
     lines, calls = [], []
     for part, start in enumerate(range(0, max(len(operations), 1), chunk)):
-        body = _function_body(made, where, range(start, min(start + chunk, len(operations))))
+        body = _function_body(program, where, range(start, min(start + chunk, len(operations))))
         lines += [f"static SEPARATE void part_{part}({parameters})\n{{", *body, f"{unused}\n}}\n"]
         calls.append(f"part_{part}({arguments});")
     return "\n".join(lines).rstrip(), calls, slots
 
 
-def _function_body(made: Program, where: Sequence[int], part: range) -> list[str]:
-    operations, sinks, first = made.operations, made.sinks_of_nodes(), made.operations.first
+def _function_body(program: Program, where: Sequence[int], part: range) -> list[str]:
+    operations, sinks = program.operations, program.sinks_of_nodes()
+    first = operations.first
     named: dict[int, str] = {}
     sums: set[int] = set()
     body: list[str] = []
@@ -424,7 +428,7 @@ def _function_body(made: Program, where: Sequence[int], part: range) -> list[str
     def text(node: int) -> str:
         if node not in named:
             if node < first:
-                body.append(f"    const word x{node} = {_load(made, made.loads[node - 1])};")
+                body.append(f"    const word x{node} = {_load(program, program.loads[node - 1])};")
                 named[node] = f"x{node}"
             elif node < first + part.start:
                 return f"v[{where[node - first]}]"
@@ -446,21 +450,22 @@ def _function_body(made: Program, where: Sequence[int], part: range) -> list[str
     read = {k for g in part for k in operations.fanins[g]}
     for g in part:
         nodes, node = operations.fanins[g], first + g
-        call = (
-            f"{c99.macro(len(nodes), operations.tables[g])}({', '.join([text(k) for k in nodes])})"
-        )
+        arguments = ", ".join([text(k) for k in nodes])
+        call = f"{c99.macro(len(nodes), operations.tables[g])}({arguments})"
         if node in read or node in sinks:
             body.append(f"    const word {text(node)} = {call};")
             call = text(node)
+        # Only values for later functions are stored; the others are locals, in registers.
         if where[g] >= 0:
             body.append(f"    v[{where[g]}] = (cell){call};")
         add(node)
     return body + [f"    r[{k}] = (sum)(r[{k}] + s{k});" for k in sorted(sums)]
 
 
-def _tables(made: Program) -> tuple[str, list[str], int, int]:
+def _tables(program: Program) -> tuple[str, list[str], int, int]:
     """Return operation tables and their interpreter, its call, value slots, and table bytes."""
-    kinds, ordered, payload = _steps(made)
+    kinds, ordered, payload = _steps(program)
+    # Runs of equal steps share one decision of the interpreter.
     ordered = gate_operations.in_runs(ordered, min(max(len(ordered) // 8, 100), _WINDOW))
     where, slots = gate_operations.assign_slots(ordered, 1)
     table: list[int] = []
@@ -484,7 +489,7 @@ def _tables(made: Program) -> tuple[str, list[str], int, int]:
             f"                {reads}",
         ]
         cases += [f"                {statement};", "            }", "            break;"]
-    parameters, arguments, unused = _arguments(made)
+    parameters, arguments, unused = _arguments(program)
     body = _templates.fill_template(
         "mcu_tables.c",
         bits=bits,
@@ -494,16 +499,12 @@ def _tables(made: Program) -> tuple[str, list[str], int, int]:
         cases=cases,
         unused=unused,
     )
-    return (
-        body.rstrip(),
-        [f"evaluate({arguments});"],
-        slots,
-        len(table) * bits // 8 + 4 * len(runs) + 4,
-    )
+    n_bytes = len(table) * bits // 8 + 4 * len(runs) + 4
+    return body.rstrip(), [f"evaluate({arguments});"], slots, n_bytes
 
 
 def _steps(
-    made: Program,
+    program: Program,
 ) -> tuple[list[tuple[int, str]], Operations, dict[int, tuple[int, tuple[int, ...]]]]:
     """Return loads, operations and sums as steps: loads before readers, sums after nodes.
 
@@ -512,35 +513,32 @@ def _steps(
       operations without inputs; and, by the number stored as a step's table, its kind and the
       operands between sources and destination.
     """
-    operations, sinks = made.operations, made.sinks_of_nodes()
+    operations, sinks = program.operations, program.sinks_of_nodes()
     kinds: dict[tuple[int, str, int | None], int] = {}
     steps: list[tuple[tuple[int, ...], int, tuple[int, ...]]] = []  # nodes, kind, operands
     new: dict[int, int] = {}
 
     def add(
-        nodes: tuple[int, ...],
-        n: int,
-        text: str,
-        own: tuple[int, ...] = (),
+        nodes: tuple[int, ...], n: int, text: str, own: tuple[int, ...] = (),
         index: int | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         steps.append((nodes, kinds.setdefault((n, text, index), len(kinds)), own))
         return len(steps)
 
     def step_of(node: int) -> int:
         if node not in new:
-            load = made.loads[node - 1]
-            port, number = (
-                made.circuit.inputs[load.port],
-                f"input_{made.circuit.inputs[load.port].name}[{{0}}]",
-            )
+            load = program.loads[node - 1]
+            port = program.circuit.inputs[load.port]
+            number = f"input_{port.name}[{{0}}]"
             if load.bit is not None:
                 new[node] = add((), 2, f"v[{{1}}] = (cell)BIT({number}, {load.bit})", (load.index,))
-            # Operands cannot hold the constant.
+            # Operands cannot hold the constant, so it is a part of the step's kind.
             elif load.equal is not None or port.format.bits > _EXACT:
-                text = f"v[{{1}}] = (cell){_load(made, load, '{0}')}"
+                text = f"v[{{1}}] = (cell){_load(program, load, '{0}')}"
                 new[node] = add((), 2, text, (load.index,), load.index)
             else:
+                # Operands of tables are unsigned: a negative bound is stored above the least
+                # number.
                 offset = -whole_range(port.format)[0]
                 below = f"(int32_t){{1}} - {offset}" if offset else "{1}"
                 text = f"v[{{2}}] = (cell)LESS22({number}, {below})"
@@ -562,6 +560,7 @@ def _steps(
         finish(node)
     for node in sorted(node for node in sinks if node < operations.first):
         step_of(node)
+    # A table number for each step, which leads back from the reordered operations to its kind.
     payload = {kind * len(steps) + k: (kind, own) for k, (_, kind, own) in enumerate(steps)}
     ordered = Operations(0, [nodes for nodes, _, _ in steps], list(payload), [])
     return [(n, text) for n, text, _ in kinds], ordered, payload
@@ -572,9 +571,10 @@ def call(circuit: Circuit, name: str, at: str = "") -> str:
     inputs, outputs = c99.port_names(circuit)[0], _results(circuit)[2]
     answer = "" if outputs else f"output_{circuit.outputs[0].name}[0] = "
     if columns_of(circuit) is not None:
-        members = ", ".join(f"{given}[{at or 0}]" for given in inputs)
-        given = ", ".join(["&row", *outputs])
-        return f"{{ const {name}_row row = {{{members}}}; {answer}{name}_predict_row({given}); }}"
+        members = ", ".join(f"{array}[{at or 0}]" for array in inputs)
+        arguments = ", ".join(["&row", *outputs])
+        predict = f"{answer}{name}_predict_row({arguments});"
+        return f"{{ const {name}_row row = {{{members}}}; {predict} }}"
     if at:
         inputs = [f"input_{port.name} + {at} * {port.count}" for port in circuit.inputs]
     return f"{answer}{name}_predict({', '.join([*inputs, *outputs])});"

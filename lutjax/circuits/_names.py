@@ -137,6 +137,7 @@ def explain_bad_port(name: object) -> str | None:
         return "a name has letters, digits and underscores, and begins with no digit"
     for language in ("Verilog", "VHDL", "C"):
         words = KEYWORDS[language]
-        if (name.lower() if language == "VHDL" else name) in words:  # VHDL is case-insensitive
+        # VHDL is case-insensitive.
+        if (name.lower() if language == "VHDL" else name) in words:
             return f"it is a keyword of {language}; take another name"
     return None

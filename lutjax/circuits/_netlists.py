@@ -26,7 +26,7 @@ def bit_names(ports: Sequence[Port]) -> list[str]:
 
 
 def varint(number: int) -> bytes:
-    """Encode a number in 7-bit groups, the lowest first; all bytes but the last have the highest bit set."""
+    """Encode a number in 7-bit groups, the lowest first; all bytes but the last have bit 7 set."""
     data = bytearray()
     while number > 127:
         data.append(number & 127 | 128)
@@ -36,29 +36,28 @@ def varint(number: int) -> bytes:
 
 
 def ports_to_text(circuit: Circuit) -> str:
-    ports = [
-        netlist_json.ports_to_json(circuit.inputs),
-        netlist_json.ports_to_json(circuit.outputs),
-    ]
+    ports = [netlist_json.ports_to_json(some) for some in (circuit.inputs, circuit.outputs)]
     return json.dumps(ports, separators=(",", ":"))
 
 
 def ports_from_text(text: str, names: tuple[Sequence[str], Sequence[str]]) -> Ports:
     """Parse `ports_to_text` for a file with these input and output names, or raise ValueError."""
-    found = strict_json.loads(text)
-    if not isinstance(found, list) or len(found) != 2:
+    stored = strict_json.loads(text)
+    if not isinstance(stored, list) or len(stored) != 2:
         raise ValueError(
-            f"it is {format_value(found)}; expected the ports of inputs and those of outputs"
+            f"it is {format_value(stored)}; expected the ports of inputs and those of outputs"
         )
     inputs, outputs = (
         tuple(netlist_json.ports_from_json(some, kind))
-        for some, kind in zip(found, ("inputs", "outputs"), strict=True)
+        for some, kind in zip(stored, ("inputs", "outputs"), strict=True)
     )
-    for kind, ports, given in (("inputs", inputs, names[0]), ("outputs", outputs, names[1])):
+    kinds = (("inputs", inputs, names[0]), ("outputs", outputs, names[1]))
+    for kind, ports, file_names in kinds:
         n_bits = sum(port.n_bits for port in ports)
-        if n_bits != len(given):
-            raise ValueError(f"its {kind} have {n_bits} bits; the file has {len(given)} {kind}")
-        others = sorted(set(bit_names(ports)) ^ set(given))
+        if n_bits != len(file_names):
+            n = len(file_names)
+            raise ValueError(f"its {kind} have {n_bits} bits; the file has {n} {kind}")
+        others = sorted(set(bit_names(ports)) ^ set(file_names))
         if others:
             raise ValueError(
                 f"its {kind} have other names than the file's, such as {others[0][:60]!r}"
@@ -80,6 +79,7 @@ def ports_of(names: Sequence[str], taken: dict[str, int]) -> tuple[tuple[Port, .
         groups.setdefault(base, {})[bit] = place
     ports: list[Port] = []
     places: list[int] = []
+    # Bits from 0 on become one port. With a gap, each bit is a port of its own.
     for base, bits in groups.items():
         if set(bits) == set(range(len(bits))):
             vectors = [(base, [bits[k] for k in range(len(bits))])]
@@ -92,15 +92,16 @@ def ports_of(names: Sequence[str], taken: dict[str, int]) -> tuple[tuple[Port, .
 
 
 def _word(name: str, taken: dict[str, int]) -> str:
-    word = found = re.sub(r"\W", "_", name, flags=re.ASCII)
+    word = candidate = re.sub(r"\W", "_", name, flags=re.ASCII)
     if not re.match(r"[A-Za-z_]", word):
-        word = found = "n" + word
-    while found in taken or _names.explain_bad_port(found):
+        word = candidate = "n" + word
+    while candidate in taken or _names.explain_bad_port(candidate):
+        # `taken` keeps the next suffix of a word, so that many equal names take linear time.
         number = taken.setdefault(word, 0)
         taken[word] += 1
-        found = f"{word}_{number}"
-    taken[found] = 0
-    return found
+        candidate = f"{word}_{number}"
+    taken[candidate] = 0
+    return candidate
 
 
 class _Driver(NamedTuple):
@@ -111,7 +112,10 @@ class _Driver(NamedTuple):
 
 
 class Network:
-    """Signals and their drivers, in any order; errors begin with `caller` and put `noun` before signals."""
+    """Signals and their drivers, in any order.
+
+    Errors begin with `caller` and put `noun` before signals.
+    """
 
     def __init__(self, caller: str, noun: str = ""):
         self.caller, self.noun = caller, noun
@@ -126,9 +130,8 @@ class Network:
         where: str,
     ) -> None:
         if signal in self.drivers:
-            raise self._signal_error(
-                where, signal, f"has a second driver, after {self.drivers[signal].where}"
-            )
+            what = f"has a second driver, after {self.drivers[signal].where}"
+            raise self._signal_error(where, signal, what)
         self.drivers[signal] = _Driver(reads, products, inverted, where)
 
     def circuit(
@@ -146,13 +149,13 @@ class Network:
         if ports is None:
             taken: dict[str, int] = {}
             (in_ports, in_places), (out_ports, out_places) = (
-                ports_of(given, taken) for given in names
+                ports_of(names_of_kind, taken) for names_of_kind in names
             )
         else:
             in_ports, out_ports = ports
             in_places, out_places = (
-                list(map({name: k for k, name in enumerate(given)}.__getitem__, bit_names(some)))
-                for some, given in zip(ports, names, strict=True)
+                _places_of(bit_names(some), names_of_kind)
+                for some, names_of_kind in zip(ports, names, strict=True)
             )
         for k, place in enumerate(in_places, 1):
             signal = inputs[place]
@@ -167,13 +170,18 @@ class Network:
         for signal in self._in_order([signal for signal, _ in outputs], literals):
             reads, products, inverted, _ = self.drivers[signal]
             literals[signal] = gates.sum([literals[name] for name in reads], products) ^ inverted
-        found = [literals[outputs[place][0]] ^ outputs[place][1] for place in out_places]
-        return Circuit(in_ports, out_ports, tuple(gates.fanins), tuple(gates.tables), tuple(found))
+        out_literals = [literals[outputs[place][0]] ^ outputs[place][1] for place in out_places]
+        return Circuit(
+            in_ports, out_ports, tuple(gates.fanins), tuple(gates.tables), tuple(out_literals)
+        )
 
     def _in_order(self, outputs: Sequence[Signal], known: Iterable[Signal]) -> list[Signal]:
         """Return all driven signals in topological order."""
         order: list[Signal] = []
-        done = dict.fromkeys(known, True)  # False while the fan-ins of a signal are visited
+        # False while the fan-ins of a signal are visited, which detects cycles.
+        done = dict.fromkeys(known, True)
+        # A stack instead of recursion, because netlists are deeper than Python recurses. All
+        # drivers are visited, also unread ones, so that their errors are found.
         for root in itertools.chain(self.drivers, outputs):
             stack = [(root, "the outputs")]
             while stack:
@@ -203,6 +211,11 @@ class Network:
         return ValueError(f"{self.caller}: {where}: {in_a_line(f'{self.noun}{signal} {what}')}.")
 
 
+def _places_of(bits: Sequence[str], names: Sequence[str]) -> list[int]:
+    place = {name: k for k, name in enumerate(names)}
+    return [place[bit] for bit in bits]
+
+
 class _Gates:
     """Gates under construction: constants, buffers and inverters become literals."""
 
@@ -213,6 +226,7 @@ class _Gates:
 
     def sum(self, literals: list[int], products: Sequence[Product]) -> int:
         n = len(literals)
+        # A wider table, as synthesis tools write, becomes trees of gates.
         if n <= truth.MAX_INPUTS:
             return self._gate(literals, _table(tuple(products), n))
         terms = [

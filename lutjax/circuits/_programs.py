@@ -10,6 +10,7 @@ def run(
 ) -> tuple[int, str]:
     """Return the exit status and output of a program; messages begin with `where`."""
     try:
+        # Without standard input, a tool that asks a question ends instead of waiting.
         done = subprocess.run(
             list(map(str, words)),
             cwd=folder,

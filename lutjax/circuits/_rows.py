@@ -46,13 +46,16 @@ def bits_of_comparisons(
     def bit(at: int, part: int) -> Literal:
         if at < 0:
             return ONE if part else ZERO
-        column, found = rows.columns[at], read(at, part)
+        column, compared_bit = rows.columns[at], read(at, part)
         if not isinstance(column, Number) or part == MISSING or not column.missing:
-            return found
+            return compared_bit
+        # A missing number counts as its fill value, the median of training.
         filled = column.fill > column.thresholds[part]
-        # The code for missing numbers compares like the fill value.
+        # If the code for missing numbers compares like the fill value, no gate is needed.
         if filled == (column.missing_code > column.levels[part]):
-            return found
-        return builder.gate([found, read(at, MISSING) ^ (not filled)], 0b1110 if filled else 0b1000)
+            return compared_bit
+        if filled:
+            return builder.gate([compared_bit, read(at, MISSING)], 0b1110)
+        return builder.gate([compared_bit, read(at, MISSING) ^ 1], 0b1000)
 
     return [bit(at, part) for at, part in rows.bits]

@@ -26,7 +26,8 @@ def tabulate(circuit: Circuit) -> Circuit:
       >>> from lutjax import circuits
       >>> builder = circuits.Builder(simplify=False)
       >>> (a,), (b,) = builder.input("x", 2)
-      >>> long_way = builder.gate([builder.gate([a, b], 0b1000), builder.gate([a, b], 0b0010)], 0b1110)
+      >>> both, first_only = builder.gate([a, b], 0b1000), builder.gate([a, b], 0b0010)
+      >>> long_way = builder.gate([both, first_only], 0b1110)
       >>> builder.output("y", [[long_way]])
       >>> len(builder.circuit()), len(circuits.tabulate(builder.circuit()))
       (3, 0)
@@ -37,14 +38,12 @@ def tabulate(circuit: Circuit) -> Circuit:
             f"tabulate: the circuit has {n} inputs; expected at most {_MAX_INPUTS}. Call simplify."
         )
     natural = list(range(n))
-    orders = [
-        natural,
-        natural[::-1],
-        [*natural[-1:], *natural[:-1]],
-        [*natural[:-1][::-1], *natural[-1:]],
-    ]
-    found = [circuit, *(_diagram(circuit, order) for order in orders)]
-    return min(found, key=lambda c: len(and_graph(c)[0]))
+    # The size of a diagram depends on the order of its decisions. Four are tried: the inputs as
+    # they are and reversed, with the last input at either end.
+    last, others = natural[-1:], natural[:-1]
+    orders = [natural, natural[::-1], last + others, others[::-1] + last]
+    candidates = [circuit, *(_diagram(circuit, order) for order in orders)]
+    return min(candidates, key=lambda c: len(and_graph(c)[0]))
 
 
 def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
@@ -62,6 +61,7 @@ def _diagram(circuit: Circuit, order: Sequence[int]) -> Circuit:
         full = (1 << (1 << k)) - 1
         if table in (0, full):
             return ONE if table else ZERO
+        # A table and its inverse are one diagram, with an inverted literal.
         inverted = table & 1
         if inverted:
             table ^= full
@@ -86,6 +86,7 @@ def _select_branch(
         return a
     if a == b ^ 1:
         return builder.gate([x, a], 0b0110)
+    # If one branch implies the other, the selection takes one gate less.
     if not low & ~high:
         return builder.gate([a, builder.gate([x, b], 0b1000)], 0b1110)
     if not high & ~low:

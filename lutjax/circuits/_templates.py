@@ -9,10 +9,11 @@ def text(name: str) -> str:
 
 
 def fill_template(name: str, /, **values: object) -> str:
-    """Return a template with each ``@name@`` replaced by its value; a list has a line for each element."""
+    """Return a template with each ``@name@`` replaced; a list has a line for each element."""
     texts = {
         key: "\n".join(value) if isinstance(value, list) else str(value)
         for key, value in values.items()
     }
-    found = re.sub(r"@(\w+)@", lambda match: texts[match[1]], text(name))
-    return re.sub(r"\n{3,}", "\n\n", found)
+    filled = re.sub(r"@(\w+)@", lambda match: texts[match[1]], text(name))
+    # Empty values leave blank lines.
+    return re.sub(r"\n{3,}", "\n\n", filled)

@@ -107,8 +107,8 @@ def cec(
     """
     with tempfile.TemporaryDirectory() as folder:
         places = [
-            _write_readable(given, pathlib.Path(folder), name)
-            for given, name in ((first, "a"), (second, "b"))
+            _write_readable(netlist, pathlib.Path(folder), name)
+            for netlist, name in ((first, "a"), (second, "b"))
         ]
         names = [_names_of(place, folder, seconds) for place in places]
         sizes = [tuple(map(len, some)) for some in names]
@@ -119,27 +119,24 @@ def cec(
             )
         by_name = all(sorted(a) == sorted(b) for a, b in zip(*names, strict=True))
         options = f"-C 100000000 -T {max(1, int(seconds))}" + ("" if by_name else " -n")
+        # ABC stops by itself; the process gets some seconds more to write its result.
+        command = f"cec {options} {places[0].name} {places[1].name}"
         try:
-            text = run(
-                f"cec {options} {places[0].name} {places[1].name}", folder, seconds=seconds + 5
-            )
+            text = run(command, folder, seconds=seconds + 5)
         except TimeoutError as error:
             return Equivalence("undecided", None, str(error))
-    line = next(
-        (row for row in text.splitlines() if row.startswith("Networks are")), text.strip()[-300:]
-    )
+    results = (row for row in text.splitlines() if row.startswith("Networks are"))
+    line = next(results, text.strip()[-300:])
     if line.startswith("Networks are equivalent"):
         return Equivalence("equal", None, line)
     if line.startswith("Networks are NOT EQUIVALENT"):
         pattern = re.search(r"Input pattern:(.*)", text)
+        # Inputs without influence have no value in the pattern: any value is a counterexample.
         bits = dict(re.findall(r"(\S+)=([01])", pattern[1])) if pattern else {}
         inputs = names[0][0]
         keys = inputs if by_name else [f"pi{k}" for k in range(len(inputs))]
-        return Equivalence(
-            "different",
-            {name: int(bits.get(key, 0)) for name, key in zip(inputs, keys, strict=True)},
-            line,
-        )
+        values = {name: int(bits.get(key, 0)) for name, key in zip(inputs, keys, strict=True)}
+        return Equivalence("different", values, line)
     return Equivalence("undecided", None, line)
 
 
@@ -156,10 +153,10 @@ def lut_count(circuit: Circuit, k: int = 6, *, seconds: float | int = 300) -> in
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "a.aig").write_bytes(aiger.write(circuit))
         text = run(f"read a.aig; strash; if -K {k} -a; print_stats", folder, seconds=seconds)
-    found = re.search(r"\bnd = *(\d+)", text)
-    if found is None:
+    match = re.search(r"\bnd = *(\d+)", text)
+    if match is None:
         raise RuntimeError(f"lut_count: ABC printed no number of nodes: {text.strip()[-300:]}")
-    return int(found[1])
+    return int(match[1])
 
 
 def optimize(circuit: Circuit, script: str = SCRIPT, *, seconds: float | int = 600) -> Circuit:
@@ -185,15 +182,15 @@ def optimize(circuit: Circuit, script: str = SCRIPT, *, seconds: float | int = 6
             raise RuntimeError(
                 f"optimize: ABC wrote no circuit after {script!r}: {text.strip()[-300:]}"
             )
-        found = blif.read(written.read_bytes())
-    for before, after in ((circuit.inputs, found.inputs), (circuit.outputs, found.outputs)):
+        optimized = blif.read(written.read_bytes())
+    # Some commands change the ports.
+    for before, after in ((circuit.inputs, optimized.inputs), (circuit.outputs, optimized.outputs)):
         if _netlists.bit_names(before) != _netlists.bit_names(after):
             raise RuntimeError(
-                f"optimize: after {script!r} the circuit has other ports: {found!r}."
+                f"optimize: after {script!r} the circuit has other ports: {optimized!r}."
             )
-    return dataclasses.replace(
-        found, inputs=circuit.inputs, outputs=circuit.outputs, about=circuit.about
-    )
+    inputs, outputs, about = circuit.inputs, circuit.outputs, circuit.about
+    return dataclasses.replace(optimized, inputs=inputs, outputs=outputs, about=about)
 
 
 def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
@@ -210,30 +207,24 @@ def from_verilog(text: str, *, seconds: float | int = 300) -> Circuit:
 
 
 _TO_ANDS = (
-    *(
-        "read_verilog a.v",
-        "hierarchy -auto-top -check",
-        "proc -norom",
-        "flatten",
-        "opt_clean",
-        "techmap",
-    ),
-    *("opt", "aigmap", "write_aiger -symbols a.aig"),
+    *("read_verilog a.v", "hierarchy -auto-top -check", "proc -norom", "flatten", "opt_clean"),
+    *("techmap", "opt", "aigmap", "write_aiger -symbols a.aig"),
 )
 
 
 def _write_readable(
-    given: Circuit | str | os.PathLike[str], folder: pathlib.Path, name: str
+    netlist: Circuit | str | os.PathLike[str], folder: pathlib.Path, name: str
 ) -> pathlib.Path:
     """Return a circuit as a file readable by ABC, converting other formats."""
-    if not isinstance(given, Circuit):
-        path = pathlib.Path(given).resolve()
+    if not isinstance(netlist, Circuit):
+        path = pathlib.Path(netlist).resolve()
         if path.suffix not in (".blif", ".aig", ".aag", ".json", ".v"):
             raise ValueError(
                 f"cec: the file is {path.name!r}; expected .blif, .aig, .aag, .json or .v."
             )
         data = path.read_bytes()
-        if path.suffix in (".blif", ".aig"):  # copied, because a path may contain spaces
+        # Copied, because a path may contain spaces, which ABC takes for the ends of words.
+        if path.suffix in (".blif", ".aig"):
             place = folder / (name + path.suffix)
             place.write_bytes(data)
             return place
@@ -242,9 +233,9 @@ def _write_readable(
             ".json": netlist_json.read,
             ".v": lambda data: from_verilog(data.decode()),
         }
-        given = readers[path.suffix](data)
+        netlist = readers[path.suffix](data)
     place = folder / f"{name}.aig"
-    place.write_bytes(aiger.write(given))
+    place.write_bytes(aiger.write(netlist))
     return place
 
 
@@ -254,12 +245,12 @@ def _names_of(
     text = run(f"read {place.name}; print_io", folder, seconds=seconds)
     names = []
     for kind in ("inputs", "outputs"):
-        found = re.search(rf"Primary {kind} \((\d+)\):(.*)", text)
-        if found is None:
+        match = re.search(rf"Primary {kind} \((\d+)\):(.*)", text)
+        if match is None:
             raise RuntimeError(f"cec: ABC cannot read {place.name}: {text.strip()[-300:]}")
-        names.append(re.findall(r"\b\d+=(\S+)", found[2]))
-        if len(names[-1]) != int(found[1]):
+        names.append(re.findall(r"\b\d+=(\S+)", match[2]))
+        if len(names[-1]) != int(match[1]):
             raise RuntimeError(
-                f"cec: ABC names {len(names[-1])} of {found[1]} {kind} of {place.name}."
+                f"cec: ABC names {len(names[-1])} of {match[1]} {kind} of {place.name}."
             )
     return names[0], names[1]

@@ -43,6 +43,7 @@ def write(circuit: Circuit, *, binary: bool = True) -> bytes:
     lines = [] if binary else [f"{2 * k}\n" for k in range(1, n + 1)]
     lines += [f"{literal}\n" for literal in outputs]
     if binary:
+        # Nodes are in order, so differences are small, and most take one octet each.
         deltas = (delta for k, (a, b) in enumerate(ands, n + 1) for delta in (2 * k - a, a - b))
         body = b"".join(map(_netlists.varint, deltas))
     else:
@@ -89,9 +90,8 @@ def read(data: bytes | os.PathLike[str]) -> Circuit:
             raise _error(f"input {k} is the literal {literal}; expected an even one of at least 2.")
     for k, (literal, a, b) in enumerate(ands):
         if literal & 1 or literal < 2:
-            raise _error(
-                f"AND {k} defines the literal {literal}; expected an even one of at least 2."
-            )
+            what = f"AND {k} defines the literal {literal}"
+            raise _error(f"{what}; expected an even one of at least 2.")
         product = 0b11, (~a & 1) | (~b & 1) << 1
         network.add(literal >> 1, (a >> 1, b >> 1), (product,), 0, f"AND {k}")
     return network.circuit(
@@ -141,11 +141,8 @@ def _header(file: _File) -> tuple[bool, int, int, int, int]:
     """Return the binary flag, maximum variable, and input, output and AND node counts."""
     line = file.line("its header")
     words = line.split(" ")
-    if (
-        words[0] not in ("aig", "aag")
-        or not 6 <= len(words) <= 10
-        or not all(map(_is_number, words[1:]))
-    ):
+    is_header = words[0] in ("aig", "aag") and 6 <= len(words) <= 10
+    if not is_header or not all(map(_is_number, words[1:])):
         raise _error(
             f"the header is {line[:60]!r}; expected 'aig' or 'aag', "
             "and M I L O A after single spaces."
@@ -165,7 +162,7 @@ def _header(file: _File) -> tuple[bool, int, int, int, int]:
         raise _error(
             f"the header has {top} variables; inputs and AND nodes need {n_inputs + n_ands}."
         )
-    # Inputs take no octets, unlike all other elements.
+    # Inputs take no octets, unlike all other elements, so a short file could name billions of them.
     if binary and n_inputs > max(_INPUTS, len(file.data)):
         raise _error(
             f"the header says {n_inputs} inputs; a file of {len(file.data)} octets has at most "
@@ -223,13 +220,8 @@ def _symbols(
             break
         place, _, name = line.partition(" ")
         kind, number = "io".find(place[:1]), place[1:]
-        if (
-            kind < 0
-            or not place
-            or not _is_number(number)
-            or int(number) >= len(names[kind])
-            or not name
-        ):
+        is_place = kind >= 0 and place and _is_number(number)
+        if not is_place or int(number) >= len(names[kind]) or not name:
             raise _error(
                 f"the symbol table has {line[:60]!r}; expected i or o, "
                 "the number of an input or output, a blank and a name."

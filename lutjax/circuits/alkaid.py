@@ -44,23 +44,16 @@ _TABLES = (0b1000, 0b1110, 0b0110)
 
 def _gates() -> dict[int, tuple[int, tuple[bool, bool]]]:
     """Return the operation and inverted inputs for each table over two inputs."""
-    found: dict[int, tuple[int, tuple[bool, bool]]] = {}
+    gates: dict[int, tuple[int, tuple[bool, bool]]] = {}
     for operation, plain in enumerate(_TABLES):
         for inverted in itertools.product((False, True), (False, True)):
-            found.setdefault(truth.negate_inverted(plain, inverted), (operation, inverted))
-    return found
+            gates.setdefault(truth.negate_inverted(plain, inverted), (operation, inverted))
+    return gates
 
 
 _GATES = _gates()
-_OTHERS = {
-    -2: "a negation",
-    0: "an addition",
-    1: "a subtraction",
-    2: "a ReLU",
-    4: "an addition",
-    6: "a choice",
-}
-_OTHERS |= {7: "a multiplication", 11: "a sum"}
+_OTHERS = {-2: "a negation", 0: "an addition", 1: "a subtraction", 2: "a ReLU", 4: "an addition"}
+_OTHERS |= {6: "a choice", 7: "a multiplication", 11: "a sum"}
 
 
 # ------------------------------------------------------------------------------------------ writing
@@ -86,20 +79,21 @@ def write(circuit: Circuit) -> str:
                 f"alkaid takes at most {MOST_BITS}. Choose a shorter format."
             )
     program = _Program()
-    values = [-1, *program.inputs(circuit.inputs)]  # operation for each node; -1 for the constant 0
+    # The operation for each node; -1 for the constant 0, which is an operation where it is read.
+    values = [-1, *program.inputs(circuit.inputs)]
     for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
         values.append(program.gate(*building.reduce_table(nodes, table), values))
     bits = iter(circuit.literals)
-    found, shifts = [], []
+    places, shifts = [], []
     for port in circuit.outputs:
         for _ in range(port.count):
             literals = itertools.islice(bits, port.format.bits)
-            found.append(
-                program.number([program.literal(values, k) for k in literals], port.format.signed)
-            )
+            number = [program.literal(values, k) for k in literals]
+            places.append(program.number(number, port.format.signed))
+            # Bits are joined to an integer, which the shift scales to the port's fraction.
             shifts.append(-port.format.fraction)
     n_in, n_out = (sum(port.count for port in ports) for ports in (circuit.inputs, circuit.outputs))
-    model = [[n_in, n_out], [0] * n_in, found, shifts, [False] * n_out, program.operations, -1, -1]
+    model = [[n_in, n_out], [0] * n_in, places, shifts, [False] * n_out, program.operations, -1, -1]
     tables = []
     for answers in program.tables:
         data = b"".join(answer.to_bytes(4, "little") for answer in answers) + b"0"
@@ -152,14 +146,14 @@ class _Program:
             self.add((), _INPUT, (k,), (float(f.range[0]), float(f.range[1]), 2.0**-f.fraction))
             for k, f in enumerate(formats)
         ]
-        found = []
+        bits = []
         for number, format in zip(numbers, formats, strict=True):
-            whole = format.bits == 1 and not format.signed and not format.fraction
+            if format.bits == 1 and not format.signed and not format.fraction:
+                bits.append(number)  # the number is its bit
+                continue
             places = range(format.fraction, format.fraction - format.bits, -1)
-            found += (
-                [number] if whole else [self.add((number,), _BITS, (place,)) for place in places]
-            )
-        return found
+            bits += [self.add((number,), _BITS, (place,)) for place in places]
+        return bits
 
     def constant(self, value: int) -> int:
         return self.add((), _CONSTANT, (value,))
@@ -172,11 +166,9 @@ class _Program:
 
     def invert(self, value: int) -> int:
         _, opcode, data, *_ = self.operations[value]
-        return (
-            self.constant(1 - data[0])
-            if opcode == _CONSTANT
-            else self.add((value,), _UNARY, (_NOT,))
-        )
+        if opcode == _CONSTANT:
+            return self.constant(1 - data[0])
+        return self.add((value,), _UNARY, (_NOT,))
 
     def gate(self, nodes: Sequence[int], table: int, values: Sequence[int]) -> int:
         """Return the operation for a table that depends on all its distinct nodes."""
@@ -194,11 +186,14 @@ class _Program:
         return self.add((a, b), _BINARY, (0, operation), cost=1.0)
 
     def number(self, bits: Sequence[int], signed: bool) -> int:
-        found = bits[0]
+        joined = bits[0]
         for k, bit in enumerate(bits[1:], 1):
-            found = self.add((found, bit), _BINARY, (k, _OR), (0.0, float((2 << k) - 1), 1.0))
+            joined = self.add((joined, bit), _BINARY, (k, _OR), (0.0, float((2 << k) - 1), 1.0))
+        if not signed:
+            return joined
+        # The same bits in an interval with negative numbers are their two's complement.
         half = float(1 << len(bits) - 1)
-        return self.add((found,), _BITS, (0,), (-half, half - 1, 1.0)) if signed else found
+        return self.add((joined,), _BITS, (0,), (-half, half - 1, 1.0))
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -231,25 +226,25 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
     """
     content = atomic.content(text)
     try:
-        found = strict_json.loads(content)
+        document = strict_json.loads(content)
     except ValueError as error:
         raise ValueError(
             f"alkaid.read: the text is not JSON: {error}. Is the file complete?"
         ) from None
     try:
-        return _read(found, most=_SOME_GATES + len(content) // 4)
+        return _read(document, most=_SOME_GATES + len(content) // 4)
     except ValueError as error:
         raise ValueError(f"alkaid.read: {error}") from None
 
 
-def _read(found: Any, most: int) -> Circuit:
+def _read(document: Any, most: int) -> Circuit:
     fields = Fields("the file")
     for name, expected in (("meta", META), ("spec_version", VERSION)):
-        if fields.field(found, name, type(expected)) != expected:
+        if fields.field(document, name, type(expected)) != expected:
             raise ValueError(
-                f"{name} is {format_value(found[name])}; expected {format_value(expected)}."
+                f"{name} is {format_value(document[name])}; expected {format_value(expected)}."
             )
-    model = fields.field(found, "model", list)
+    model = fields.field(document, "model", list)
     if len(model) not in (8, 9):
         raise ValueError(f"the model has {len(model)} fields; expected 8 or 9.")
     shape, in_shifts, places, out_shifts, negated, operations, _, _, *more = model
@@ -283,7 +278,7 @@ def _read(found: Any, most: int) -> Circuit:
     in_formats = [formats[k] for k in range(n_in)]
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
-    if (stored := found.get("lutjax")) is not None:
+    if (stored := document.get("lutjax")) is not None:
         inputs, outputs = (
             tuple(netlist_json.ports_from_json(Fields("lutjax").field(stored, kind, list), kind))
             for kind in ("inputs", "outputs")
@@ -298,6 +293,8 @@ def _read(found: Any, most: int) -> Circuit:
     for k, operation in enumerate(parsed):
         with _name_operation(k):
             values.append(_value(builder, operation, values, numbers, tables))
+            # A short text could name operations with so many bits that building them takes all
+            # memory.
             if len(builder) > most:
                 raise ValueError(f"more than {most} gates are too many for the size of the text.")
     results = []
@@ -310,9 +307,9 @@ def _read(found: Any, most: int) -> Circuit:
     ]
     outputs = outputs or _runs(out_formats, "y")
     _check_formats(outputs, out_formats, "outputs")
-    given = iter(results)
+    remaining = iter(results)
     for port in outputs:
-        builder.output(port.name, [next(given).bits for _ in range(port.count)], port.format)
+        builder.output(port.name, [next(remaining).bits for _ in range(port.count)], port.format)
     return builder.circuit()
 
 
@@ -339,20 +336,20 @@ class _Operation(NamedTuple):
     @property
     def width(self) -> int:
         """Signed bits required between the least and largest number."""
-        return (
-            max(self.largest.bit_length(), (~self.least).bit_length() if self.signed else 0)
-            + self.signed
-        )
+        width = self.largest.bit_length()
+        if self.signed:
+            width = 1 + max(width, (~self.least).bit_length())
+        return width
 
 
 _OPERANDS = {_INPUT: 0, _BITS: 1, _CONSTANT: 0, _TABLE: 1, _UNARY: 1, _BINARY: 2}
 _DATA = {_INPUT: 1, _BITS: 1, _CONSTANT: 1, _TABLE: 1, _UNARY: 1, _BINARY: 2}
 
 
-def _operation(found: Any, place: int) -> _Operation:
-    if not isinstance(found, list) or len(found) != 6:
-        raise ValueError(f"it is {format_value(found)}; expected a list of six fields.")
-    operands, opcode, data, interval, _, _ = found
+def _operation(stored: Any, place: int) -> _Operation:
+    if not isinstance(stored, list) or len(stored) != 6:
+        raise ValueError(f"it is {format_value(stored)}; expected a list of six fields.")
+    operands, opcode, data, interval, _, _ = stored
     if type(opcode) is not int or opcode not in _OPERANDS:
         other = _OTHERS.get(opcode) if type(opcode) is int else None
         raise ValueError(
@@ -368,21 +365,18 @@ def _operation(found: Any, place: int) -> _Operation:
     return _Operation(operands, opcode, data, *_interval(interval))
 
 
-def _interval(found: Any) -> tuple[int, int, int]:
+def _interval(stored: Any) -> tuple[int, int, int]:
     """Return the least and the largest number in steps, and the exponent of the step."""
-    if isinstance(found, list) and len(found) == 3 and {type(x) for x in found} <= {int, float}:
-        least, largest, step = map(float, found)
+    if isinstance(stored, list) and len(stored) == 3 and {type(x) for x in stored} <= {int, float}:
+        least, largest, step = map(float, stored)
         exponent = math.frexp(step)[1] - 1
         if step == math.ldexp(1, exponent) and abs(exponent) < MOST_BITS:
             low, high = (math.ldexp(x, -exponent) for x in (least, largest))
-            if (
-                low.is_integer()
-                and high.is_integer()
-                and -(2.0**MOST_BITS) <= low <= high < 2.0**MOST_BITS
-            ):
+            fits = -(2.0**MOST_BITS) <= low <= high < 2.0**MOST_BITS
+            if low.is_integer() and high.is_integer() and fits:
                 return int(low), int(high), exponent
     raise ValueError(
-        f"its numbers are {format_value(found)}; expected the least, the largest and a step, "
+        f"its numbers are {format_value(stored)}; expected the least, the largest and a step, "
         f"a power of two of which both are multiples, of at most {MOST_BITS} bits."
     )
 
@@ -440,10 +434,10 @@ def _apply_unary(builder: Builder, kind: int, bits: list[Literal], width: int) -
         raise ValueError(f"its numbers have {width} bits; expected {expected}.")
     if kind == _NOT:
         return [bit ^ 1 for bit in bits]
-    found = ZERO if kind == _ANY else ONE
+    result = ZERO if kind == _ANY else ONE
     for bit in bits:
-        found = builder.gate([found, bit], _TABLES[_OR if kind == _ANY else _AND])
-    return [found]
+        result = builder.gate([result, bit], _TABLES[_OR if kind == _ANY else _AND])
+    return [result]
 
 
 def _looked_up(
@@ -458,7 +452,7 @@ def _looked_up(
     rows = []
     for code in range(1 << n):
         row = (code - (1 << n) if address.signed and code >> n - 1 else code) - address.least
-        # Other entries are never addressed.
+        # Other entries are never addressed, so any value is right.
         rows.append(answers[row] if 0 <= row < len(answers) else 0)
     return [
         builder.gate(address.bits, sum((row >> k & 1) << code for code, row in enumerate(rows)))
@@ -466,11 +460,11 @@ def _looked_up(
     ]
 
 
-def _tables(found: Any) -> list[list[int]]:
-    if not isinstance(found, list):
-        raise ValueError(f"the tables are {format_value(found)}; expected a list.")
+def _tables(stored: Any) -> list[list[int]]:
+    if not isinstance(stored, list):
+        raise ValueError(f"the tables are {format_value(stored)}; expected a list.")
     tables = []
-    for k, table in enumerate(found):
+    for k, table in enumerate(stored):
         answers = Fields(f"table {k}").field(table, "table", list)
         if not 1 <= len(answers) <= 1 << truth.MAX_INPUTS:
             raise ValueError(
@@ -480,12 +474,12 @@ def _tables(found: Any) -> list[list[int]]:
     return tables
 
 
-def _whole_numbers(found: Any, noun: str, count: int) -> list[int]:
-    numbers: list[Any] = found if isinstance(found, list) else [None]
+def _whole_numbers(stored: Any, noun: str, count: int) -> list[int]:
+    numbers: list[Any] = stored if isinstance(stored, list) else [None]
     if len(numbers) == count and all(type(n) is int and abs(n) < 1 << 62 for n in numbers):
         return numbers
     raise ValueError(
-        f"{noun} {format_value(found)}; expected {count} whole number{'s' * (count != 1)}."
+        f"{noun} {format_value(stored)}; expected {count} whole number{'s' * (count != 1)}."
     )
 
 
@@ -507,6 +501,6 @@ def _check_formats(ports: Sequence[Port], formats: Sequence[Format], noun: str) 
     expected = itertools.chain.from_iterable(
         itertools.repeat(port.format, port.count) for port in ports
     )
-    for k, (format, found) in enumerate(zip(expected, formats, strict=True)):
-        if format != found:
-            raise ValueError(f"{noun} {k} is {found}; its port has {format}.")
+    for k, (format, format_in_program) in enumerate(zip(expected, formats, strict=True)):
+        if format != format_in_program:
+            raise ValueError(f"{noun} {k} is {format_in_program}; its port has {format}.")

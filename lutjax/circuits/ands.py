@@ -67,13 +67,13 @@ class Graph:
     def difference(self, a: int, b: int) -> int:
         """Return XOR, reusing existing AND nodes from either decomposition."""
         if self.xors:
+            # Inversions move to the output, so that equal XORs of inverted literals are one node.
             inverted = (a ^ b) & 1
             a, b = sorted((a & ~1, b & ~1))
             return (self._node(a, b) if 0 < a < b else a ^ b) ^ inverted
-        if (max(a, b), min(a, b)) in self.known or (
-            max(a ^ 1, b ^ 1),
-            min(a ^ 1, b ^ 1),
-        ) in self.known:
+        # Two decompositions with three nodes: through a & b and ~a & ~b, or a & ~b and ~a & b.
+        both, neither = (max(a, b), min(a, b)), (max(a ^ 1, b ^ 1), min(a ^ 1, b ^ 1))
+        if both in self.known or neither in self.known:
             return self.disjunction(self.conjunction(a, b), self.conjunction(a ^ 1, b ^ 1)) ^ 1
         return self.disjunction(self.conjunction(a, b ^ 1), self.conjunction(a ^ 1, b))
 
@@ -102,11 +102,11 @@ class Graph:
         x = literals[i]
         if kind == "input":
             return x ^ first
-        if kind == "pair":  # the table depends on inputs i and j only through a two-input table
+        # The table depends on inputs i and j only through a two-input table.
+        if kind == "pair":
             joined = self.two_input_table(x, literals[j], first)
-            return self.table(
-                [*literals[:i], *literals[i + 1 : j], *literals[j + 1 :], joined], second
-            )
+            others = [*literals[:i], *literals[i + 1 : j], *literals[j + 1 :]]
+            return self.table([*others, joined], second)
         rest = [*literals[:i], *literals[i + 1 :]]
         low = self.table(rest, first)
         if kind == "difference":
@@ -123,11 +123,11 @@ class Graph:
         needed = alive_gates(self.first, [(a >> 1, b >> 1) for a, b in self.ands], outputs)
         new = list(range(self.first))
         count = itertools.count(self.first)
-        new += [next(count) if kept else 0 for kept in needed]
+        new += [next(count) if is_needed else 0 for is_needed in needed]
         ands = [
             (2 * new[a >> 1] | a & 1, 2 * new[b >> 1] | b & 1)
-            for (a, b), kept in zip(self.ands, needed, strict=True)
-            if kept
+            for (a, b), is_needed in zip(self.ands, needed, strict=True)
+            if is_needed
         ]
         return ands, [2 * new[literal >> 1] | literal & 1 for literal in outputs]
 
@@ -146,15 +146,11 @@ def _decompose(table: int, n: int) -> tuple[int, _Step]:
     for i, j in itertools.combinations(read, 2):
         if pair := _pair(table, n, i, j):
             inner, outer = pair
-            return (3 if inner == 0b0110 else 1) + _decompose(outer, n - 1)[0], (
-                "pair",
-                i,
-                j,
-                inner,
-                outer,
-            )
+            cost = (3 if inner == 0b0110 else 1) + _decompose(outer, n - 1)[0]
+            return cost, ("pair", i, j, inner, outer)
     splits = [(i, truth.cofactor(table, n, i, 0), truth.cofactor(table, n, i, 1)) for i in read]
-    if len(read) > 4:  # exhaustive search is too slow: prefer small, unbalanced halves
+    # Exhaustive search is too slow: prefer small, unbalanced halves, which need few nodes.
+    if len(read) > 4:
         splits = [min(splits, key=lambda s: sum(_size(t, n - 1) for t in s[1:]))]
     return min(_split(i, low, high, n - 1) for i, low, high in splits)
 
@@ -172,10 +168,9 @@ def _split(i: int, low: int, high: int, n: int) -> tuple[int, _Step]:
         kind, extra = "falling", 2
     else:
         kind, extra = "choice", 3
-    found = extra + sum(costs), (kind, i, 0, low, high)
-    return min(
-        found, (4 + costs[0] + _decompose(low ^ high, n)[0], ("difference", i, 0, low, low ^ high))
-    )
+    selected = extra + sum(costs), (kind, i, 0, low, high)
+    cost = 4 + costs[0] + _decompose(low ^ high, n)[0]
+    return min(selected, (cost, ("difference", i, 0, low, low ^ high)))
 
 
 def _pair(table: int, n: int, i: int, j: int) -> tuple[int, int] | None:
@@ -186,6 +181,8 @@ def _pair(table: int, n: int, i: int, j: int) -> tuple[int, int] | None:
     """
     low = truth.LOW[n][i] & truth.LOW[n][j]
     quarters = [table >> (((a & 1) << i) + ((a >> 1) << j)) & low for a in range(4)]
+    # Inputs i and j select one of four tables over the other inputs. The table has such a
+    # decomposition if only two of the four differ.
     zero = quarters[0]
     others = {q for q in quarters if q != zero}
     if len(others) != 1:

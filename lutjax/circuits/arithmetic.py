@@ -60,6 +60,7 @@ def popcounts(
 
 def _weights(literals: Sequence[Literal]) -> Sum:
     """Sum distinct nodes: repeated literals get a weight, an opposite pair is 1."""
+    # Two equal bits are one bit of weight 2, so `x + x` needs no adder; x + not x is always 1.
     count: dict[int, list[int]] = {}
     for literal in literals:
         count.setdefault(literal >> 1, [0, 0])[literal & 1] += 1
@@ -74,14 +75,15 @@ def _weights(literals: Sequence[Literal]) -> Sum:
     return Sum(constant, tuple(terms))
 
 
-def _sum(builder: Builder, given: Sum, less: int) -> list[Literal]:
+def _sum(builder: Builder, weighted: Sum, less: int) -> list[Literal]:
     """Return the bits of a weighted sum minus a constant; a column's earliest bits come first."""
-    constant, terms = given.constant - less, given.build_gates(builder)
+    constant, terms = weighted.constant - less, weighted.build_gates(builder)
     width = max((constant + sum(weight for _, weight in terms)).bit_length(), 1)
     columns: list[list[tuple[int, Literal]]] = [[] for _ in range(width)]
 
     def put(k: int, literal: Literal) -> None:
-        if literal != ZERO and k < width:  # bits beyond the width are always 0
+        # Bits beyond the width are always 0: the sum never reaches them.
+        if literal != ZERO and k < width:
             heapq.heappush(columns[k], (builder.level(literal), literal))
 
     for literal, weight in [(ONE, constant), *terms]:
@@ -91,6 +93,7 @@ def _sum(builder: Builder, given: Sum, less: int) -> list[Literal]:
     if builder.lut < 4:
         for k, column in enumerate(columns):
             while len(column) > 1:
+                # The earliest bits first keep the longest path short.
                 earliest = [heapq.heappop(column)[1] for _ in range(min(3, len(column)))]
                 for place, bit in enumerate(_add(builder, earliest), k):
                     put(place, bit)
@@ -114,9 +117,8 @@ def _add(builder: Builder, literals: Sequence[Literal]) -> list[Literal]:
     if len(literals) == 3 and builder.lut == 2:
         a, b, c = literals
         half = builder.gate([a, b], 0b0110)
-        carry = builder.gate(
-            [builder.gate([half, c], 0b1000), builder.gate([a, b], 0b1000)], 0b1110
-        )
+        either, both = builder.gate([half, c], 0b1000), builder.gate([a, b], 0b1000)
+        carry = builder.gate([either, both], 0b1110)
         return [builder.gate([half, c], 0b0110), carry]
     return [builder.gate(literals, table) for table in _counter(len(literals))]
 
@@ -124,13 +126,10 @@ def _add(builder: Builder, literals: Sequence[Literal]) -> list[Literal]:
 @functools.cache
 def _counter(n: int, twos: int = 0) -> tuple[int, ...]:
     """Return the output tables for the sum of n bits with weight 1, then bits with weight 2."""
-    sums = [
-        (a & (1 << n) - 1).bit_count() + 2 * (a >> n).bit_count() for a in range(1 << (n + twos))
-    ]
-    return tuple(
-        sum((s >> bit & 1) << a for a, s in enumerate(sums))
-        for bit in range((n + 2 * twos).bit_length())
-    )
+    addresses = range(1 << (n + twos))
+    sums = [(a & (1 << n) - 1).bit_count() + 2 * (a >> n).bit_count() for a in addresses]
+    bits = range((n + 2 * twos).bit_length())
+    return tuple(sum((s >> bit & 1) << a for a, s in enumerate(sums)) for bit in bits)
 
 
 _MANY = 10  # above this column size, add some bits at once without searching for the best step
@@ -164,11 +163,8 @@ def _fewest_tables(heights: tuple[int, ...], lut: int) -> tuple[int, tuple[int, 
         steps = [(_counter_width(lut), 0)]
     else:
         limit = heights[1] if len(heights) > 1 else 0
-        steps = [
-            (n, twos)
-            for n in range(min(lut, heights[0]), 1, -1)
-            for twos in range(min(2, lut - n, limit) + 1)
-        ]
+        widths = range(min(lut, heights[0]), 1, -1)
+        steps = [(n, twos) for n in widths for twos in range(min(2, lut - n, limit) + 1)]
     best: tuple[int, tuple[int, int] | None] | None = None
     for n, twos in steps:
         new = list(heights)
@@ -197,7 +193,8 @@ def above_constant(
       signed: whether the number is in two's complement.
     """
     bits = list(bits)
-    if signed:  # adding half of the range maps the minimum to 0
+    # Adding half of the range maps the minimum to 0.
+    if signed:
         bits[-1] ^= 1
         k += 1 << len(bits) - 1
     if k < 0:
@@ -228,6 +225,7 @@ def above_signed(builder: Builder, bits: Sequence[Literal], k: int) -> Literal:
     *low, sign = bits
     if not low:
         return above_constant(builder, bits, k, signed=True)
+    # With equal signs, the lower bits compare as unsigned numbers; else the sign decides.
     above = above_constant(builder, low, k if k >= 0 else k + (1 << len(low)))
     return builder.gate([above, sign ^ 1], 0b1000 if k >= 0 else 0b1110)
 
@@ -290,13 +288,14 @@ def _combine_runs(builder: Builder, high: tuple[Literal, Literal], low: Literal)
 
 def _compare_runs(builder: Builder, a: Sequence[Literal], b: Sequence[Literal]) -> Literal:
     """Compare a >= b from the lowest bits on, with as many bit pairs per table as possible."""
-    found, at = ONE, 0
+    result, at = ONE, 0
     while at < len(a):
-        n = min((builder.lut - (found != ONE)) // 2, len(a) - at)
-        read = [*a[at : at + n], *b[at : at + n], found]
-        found = builder.gate(read, _run_at_least(n))
+        # The first table has no comparison of lower bits to read, and takes an input more.
+        n = min((builder.lut - (result != ONE)) // 2, len(a) - at)
+        read = [*a[at : at + n], *b[at : at + n], result]
+        result = builder.gate(read, _run_at_least(n))
         at += n
-    return found
+    return result
 
 
 @functools.cache
@@ -309,9 +308,8 @@ def _run_at_least(n: int) -> int:
 def select(builder: Builder, a: Literal, b: Literal, first: Literal) -> Literal:
     """Return a if `first` is 1, else b."""
     if builder.lut == 2:
-        return builder.gate(
-            [builder.gate([first, a], 0b1000), builder.gate([first, b], 0b0100)], 0b1110
-        )
+        selected_a, selected_b = builder.gate([first, a], 0b1000), builder.gate([first, b], 0b0100)
+        return builder.gate([selected_a, selected_b], 0b1110)
     return builder.gate([a, b, first], 0b10101100)
 
 
@@ -340,7 +338,10 @@ def argmax(builder: Builder, numbers: Sequence[Sequence[Literal]]) -> list[Liter
     if len(sizes) != 1:
         raise ValueError(f"argmax: numbers have {sizes} bits; expected numbers of one width.")
     width = max(1, (len(numbers) - 1).bit_length())
+    # Each row is a number with the bits of its index, which are constants: simplification removes
+    # the gates that select equal ones.
     rows = [[*number, *(i >> k & 1 for k in range(width))] for i, number in enumerate(numbers)]
+    # Six inputs hold one bit of three numbers and the three comparisons of their order.
     at_once = 3 if builder.lut == 6 else 2
     while len(rows) > 1:
         rows = [

@@ -70,16 +70,16 @@ def write(circuit: Circuit, name: str = "circuit") -> str:
         *_wrap_names(".inputs", inputs),
         *_wrap_names(".outputs", outputs),
     ]
-    if any(0 in nodes for nodes in circuit.fanins) or any(
-        literal < 2 for literal in circuit.literals
-    ):
+    gates_read_zero = any(0 in nodes for nodes in circuit.fanins)
+    if gates_read_zero or any(literal < 2 for literal in circuit.literals):
         lines.append(".names zero")
 
     gates = itertools.count()
 
     def gate(reads: list[str], table: int) -> str:
         name = f"g{next(gates)}"
-        if table in (0, truth.FULL[len(reads)]):  # ABC rejects a table with inputs but no rows
+        # ABC rejects a table with inputs but no rows, so a constant has no inputs.
+        if table in (0, truth.FULL[len(reads)]):
             lines.extend([f".names {name}", *("1" for _ in range(table & 1))])
         else:
             lines.extend([f".names {' '.join(reads)} {name}", *_cover(table, len(reads))])
@@ -132,17 +132,15 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
     outputs: list[str] = []
     comments: list[tuple[int, str]] = []  # ports comment
     network = _netlists.Network("blif.read")
-    found: tuple[int, list[str], list[tuple[str, str]]] | None = (
-        None  # line, signals and rows of the last .names
-    )
+    # Line, signals and rows of the last .names, until another command ends it.
+    table: tuple[int, list[str], list[tuple[str, str]]] | None = None
     models = ended = 0
 
     def close() -> None:
-        if found is not None:
-            line, signals, rows = found
-            network.add(
-                signals[-1], signals[:-1], *_read_cover(line, signals, rows), where=f"line {line}"
-            )
+        if table is not None:
+            line, signals, rows = table
+            cover = _read_cover(line, signals, rows)
+            network.add(signals[-1], signals[:-1], *cover, where=f"line {line}")
 
     for number, words, comment in _lines(content):
         if comment.startswith(f"{_PORTS}["):
@@ -151,18 +149,16 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
             continue
         word = words[0]
         if not word.startswith("."):
-            if found is None:
-                raise _syntax_error(
-                    number, f"{' '.join(words)!r} is a row of a table, but no .names is before it"
-                )
+            if table is None:
+                what = f"{' '.join(words)!r} is a row of a table"
+                raise _syntax_error(number, f"{what}, but no .names is before it")
             if len(words) > 2:
-                raise _syntax_error(
-                    number, f"{' '.join(words)!r} has {len(words)} words; a table row has 1 or 2"
-                )
-            found[2].append((words[0], words[1]) if len(words) == 2 else ("", words[0]))
+                what = f"{' '.join(words)!r} has {len(words)} words"
+                raise _syntax_error(number, f"{what}; a table row has 1 or 2")
+            table[2].append((words[0], words[1]) if len(words) == 2 else ("", words[0]))
             continue
         close()
-        found = None
+        table = None
         if word == ".model":
             models += 1
             if models > 1:
@@ -174,7 +170,7 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
         elif word == ".names":
             if len(words) < 2:
                 raise _syntax_error(number, ".names has no signal")
-            found = (number, words[1:], [])
+            table = (number, words[1:], [])
         elif word == ".conn" and len(words) == 3:
             network.add(words[2], words[1:2], ((1, 1),), 0, f"line {number}")
         elif word == ".end":
@@ -228,27 +224,15 @@ def _read_cover(
     n, products, answers = len(signals) - 1, [], set()
     for row, answer in rows:
         if len(row) != n or set(row) - set("01-") or answer not in ("0", "1"):
-            raise _syntax_error(
-                line, (
-                        f"the table of {signals[-1]} has the row {f'{row} {answer}'.strip()!r}; "
-                        f"expected {n} of 0, 1 and -, a blank, and 0 or 1"
-                    )
-            )  # fmt: skip
+            text = f"{row} {answer}".strip()
+            what = f"the table of {signals[-1]} has the row {text!r}"
+            raise _syntax_error(line, f"{what}; expected {n} of 0, 1 and -, a blank, and 0 or 1")
         answers.add(answer)
-        products.append(
-            (
-                sum(1 << i for i, c in enumerate(row) if c != "-"),
-                sum(1 << i for i, c in enumerate(row) if c == "1"),
-            )
-        )
+        read = sum(1 << i for i, c in enumerate(row) if c != "-")
+        products.append((read, sum(1 << i for i, c in enumerate(row) if c == "1")))
     if len(answers) > 1:
-        raise _syntax_error(
-            line,
-            (
-                f"the table of {signals[-1]} has rows that answer 0 and rows that answer 1; "
-                "expected one kind"
-            ),
-        )
+        what = f"the table of {signals[-1]} has rows that answer 0 and rows that answer 1"
+        raise _syntax_error(line, f"{what}; expected one kind")
     return products, int(answers == {"0"})
 
 

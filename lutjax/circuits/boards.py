@@ -75,7 +75,8 @@ def write(
       >>> import numpy as np
       >>> from lutjax.circuits import Circuit, Port, boards, deployment
       >>> both = Circuit((Port("x", 2),), (Port("y"),), ((1, 2),), (0b1000,), (2 * 3,))
-      >>> vectors = deployment.Vectors({"x": np.array([[1, 1]])}, {"y": np.array([[1]])}, "one by hand")
+      >>> inputs, outputs = {"x": np.array([[1, 1]])}, {"y": np.array([[1]])}
+      >>> vectors = deployment.Vectors(inputs, outputs, "one by hand")
       >>> sorted(boards.write(both, "both", "icebreaker", vectors))
       ['Makefile', 'both.pcf', 'both.v', 'both_board.v', 'both_host.py', 'both_stream.v',
       'vectors.json']
@@ -90,24 +91,14 @@ def write(
             f"boards.write: baud is {baud}; expected 300 to {of.clock // 4} for {board}."
         )
     vectors.check(circuit)
-    stream = streams.write(circuit, name, registers=registers)  # validates the circuit and the name
+    # Also validates the circuit and the name.
+    stream = streams.write(circuit, name, registers=registers)
     project, clock = _PROJECTS[of.family], of.clock / 1e6
-    pins, placed, bitstream = (
-        f"{name}.{project['pins']}",
-        project["placed"][1],
-        f"{name}.{project['bitstream']}",
-    )
-    place = [
-        "$(NEXTPNR)",
-        *of.place,
-        "--freq",
-        f"{clock:g}",
-        "--seed",
-        "1",
-        "--json",
-        "mapped.json",
-    ]
-    place += [f"--{project['pins']}", pins, *project["placed"]]
+    pins, bitstream = f"{name}.{project['pins']}", f"{name}.{project['bitstream']}"
+    placed = project["placed"][1]
+    # A fixed seed, so that placement is reproducible.
+    place = ["$(NEXTPNR)", *of.place, "--freq", f"{clock:g}", "--seed", "1"]
+    place += ["--json", "mapped.json", f"--{project['pins']}", pins, *project["placed"]]
     bytes_in, bytes_out = (-(-n // 8) for n in (circuit.n_inputs, circuit.n_outputs))
     bit = round(of.clock / baud)
     values = {
@@ -127,18 +118,17 @@ def write(
         "count_in_top": bytes_in.bit_length() - 1,
         "count_out_top": bytes_out.bit_length() - 1,
     }
-    ports = tuple(  # as the host program reads them
+    # As the host program reads them.
+    ports = tuple(
         tuple((p.name, p.count, p.format.bits, p.format.fraction, p.format.signed) for p in some)
         for some in (circuit.inputs, circuit.outputs)
     )
+    pin_lines = [project["pin_line"].format(port=port, pin=pin) for port, pin in of.pins.items()]
     return {
         f"{name}.v": verilog.write(circuit, name, registers=registers),
         f"{name}_stream.v": stream,
         f"{name}_board.v": _templates.fill_template("board.v", **values),
-        pins: "".join(
-            project["pin_line"].format(port=port, pin=pin) for port, pin in of.pins.items()
-        )
-        + project["clock_line"].format(clock=clock),
+        pins: "".join(pin_lines) + project["clock_line"].format(clock=clock),
         f"{name}_host.py": _templates.fill_template(
             "host.txt", name=name, ports=ports, baud=baud, bytes_in=bytes_in, bytes_out=bytes_out
         ),

@@ -80,7 +80,9 @@ class Builder:
         """Return the current number of gates."""
         return len(self._tables)
 
-    def input(self, name: str, count: int = 1, format: Format = Format()) -> list[list[Literal]]:  # noqa: B008
+    def input(
+        self, name: str, count: int = 1, format: Format = Format()  # noqa: B008
+    ) -> list[list[Literal]]:  # fmt: skip
         """Declare an input port before the first gate; return its literals, lowest bit first.
 
         Raises:
@@ -148,7 +150,9 @@ class Builder:
             return self._append(nodes, truth.negate_inverted(table, literals))
         if n == 2:
             a, b = literals
-            if a > 1 and b > 1 and a >> 1 != b >> 1:  # by far the most common case
+            # By far the most common case, without the general reduction: precomputed tables, and
+            # one look into the known gates.
+            if a > 1 and b > 1 and a >> 1 != b >> 1:
                 plain = _INVERTED[a & 1 | (b & 1) << 1][table]
                 if plain not in _DEGENERATE:
                     if a < b:
@@ -159,6 +163,7 @@ class Builder:
 
     def _pair_literal(self, a: int, b: int, table: int) -> Literal:
         """Return the literal for a table that depends on both nodes a < b."""
+        # A gate and its inverse are one node: its table is 0 where all inputs are 0.
         inverted = table & 1
         if inverted:
             table ^= 15
@@ -185,6 +190,7 @@ class Builder:
 
     def _read_through(self, nodes: list[int], table: int) -> tuple[list[int], int]:
         """Return the function over earlier nodes, if it does not need more nodes."""
+        # Reading through may open the way to another gate, so it is repeated.
         again = True
         while again and len(nodes) > 1:
             again = False
@@ -279,27 +285,27 @@ class Builder:
         """Return the circuit; with simplification, only the gates required by the outputs."""
         fanins, tables = self._fanins, self._tables
         literals = [literal for _, bits in self._outputs for literal in bits]
-        kept = bytearray(b"\1") * len(tables)
+        is_kept = bytearray(b"\1") * len(tables)
         if self.simplify:
             fanins, tables = self._absorb_gates(literals)
-            kept = alive_gates(self._first, fanins, literals)
+            is_kept = alive_gates(self._first, fanins, literals)
         # Number of kept gates before each gate.
-        before = list(itertools.accumulate(kept, initial=0))
+        before = list(itertools.accumulate(is_kept, initial=0))
         if before[-1] < len(tables):
             number = [*range(self._first), *(self._first + count for count in before)]
-            fanins = [
-                tuple([number[n] for n in nodes]) for nodes in itertools.compress(fanins, kept)
-            ]
-            tables = list(itertools.compress(tables, kept))
+            renumbered = itertools.compress(fanins, is_kept)
+            fanins = [tuple([number[n] for n in nodes]) for nodes in renumbered]
+            tables = list(itertools.compress(tables, is_kept))
             literals = [2 * number[literal >> 1] | literal & 1 for literal in literals]
-        starts = [start for _, start in self._parts] + [len(kept)]
+        # Counts per part and class follow from the gates kept before each boundary.
+        starts = [start for _, start in self._parts] + [len(is_kept)]
         parts = [
             (name, before[end] - before[start])
             for (name, start), end in zip(self._parts, starts[1:], strict=True)
         ]
         about = dict(about or {})
         if self._classes:
-            end = len(kept) if self._votes_end is None else self._votes_end
+            end = len(is_kept) if self._votes_end is None else self._votes_end
             ends = [before[start] for start in (*self._classes, end)]
             about["vote_gates"] = [end - start for start, end in itertools.pairwise(ends)]
         circuit = Circuit(
@@ -322,6 +328,8 @@ class Builder:
         fanins, tables = list(self._fanins), list(self._tables)
         if merge == 2:
             return fanins, tables
+        # Readers are counted again after each change: a gate absorbed by one reader may leave
+        # another gate with one reader.
         readers = self._readers(fanins, literals)
         for gate in itertools.compress(range(len(fanins)), alive_gates(first, fanins, literals)):
             nodes, table = fanins[gate], tables[gate]
@@ -332,6 +340,7 @@ class Builder:
                 if inner < 0 or readers[first + inner] > 1:
                     continue
                 union = {*nodes, *fanins[inner]}
+                # The reader may grow to `merge` inputs, but a wider gate must not grow further.
                 if len(union) - 1 > max(merge, len(nodes)):
                     continue
                 new, table = compose_tables(
@@ -343,6 +352,7 @@ class Builder:
                 for node in nodes:
                     readers[node] += 1
                 fanins[gate], tables[gate] = nodes, table
+                # New fan-ins may be absorbed as well: start again.
                 at = 0
         if merge > 3:
             self._put_into_all_readers(fanins, tables, literals)
@@ -360,9 +370,12 @@ class Builder:
                 if node >= first:
                     readers[node - first].add(gate)
         needed = {literal >> 1 for literal in literals}
-        for inner in sorted(
-            readers, key=lambda gate: (len(readers[gate]) * (len(fanins[gate]) - 1), gate)
-        ):
+
+        # The least additional inputs first, so that they fit before others take the space.
+        def cost(gate: int) -> tuple[int, int]:
+            return len(readers[gate]) * (len(fanins[gate]) - 1), gate
+
+        for inner in sorted(readers, key=cost):
             if first + inner in needed or not readers[inner]:
                 continue
             own = fanins[inner]
@@ -420,9 +433,8 @@ def rebuild(circuit: Circuit, builder: Builder) -> Circuit:
                 builder.next_class()
             if gate == gates.stop:
                 break
-            literals.append(
-                builder.gate([literals[n] for n in circuit.fanins[gate]], circuit.tables[gate])
-            )
+            nodes = [literals[n] for n in circuit.fanins[gate]]
+            literals.append(builder.gate(nodes, circuit.tables[gate]))
     add_outputs(builder, circuit.outputs, [literals[k >> 1] ^ k & 1 for k in circuit.literals])
     return builder.circuit(circuit.about)
 
@@ -447,6 +459,7 @@ def reduce_table(nodes: Sequence[int], table: int) -> tuple[list[int], int]:
     """Return the distinct nodes of a table, and the table over them."""
     nodes = list(nodes)
     if len(set(nodes)) < len(nodes):
+        # From the last input on, so that positions of earlier inputs stay valid.
         for i in range(len(nodes) - 1, -1, -1):
             at = nodes.index(nodes[i])
             if at < i:

@@ -20,9 +20,8 @@ _OWN = ["predict", "predict_row", "predict_rows", "words", "step", "word", "unit
 _INNER = ["bits_of", "numbers_of", "number", "of", "input", "expected", "output"]
 # Operations per function: larger ones compile longer, smaller ones keep more values in memory.
 _FUNCTION = 200
-_WINDOW = (
-    4000  # most operations reordered into runs by the interpreter: more need more memory for values
-)
+# Most operations reordered into runs by the interpreter: more need more memory for values.
+_WINDOW = 4000
 _FUNCTIONS_UP_TO = 20_000  # maximum operations that compile quickly
 
 
@@ -61,7 +60,8 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
     program = gate_operations.operations(circuit)
     if style == "auto":
         style = "functions" if len(program) <= _FUNCTIONS_UP_TO else "interpreter"
-    if not len(program):  # outputs are inputs and constants: no operations to interpret
+    # Outputs are inputs and constants: there are no operations to interpret.
+    if not len(program):
         style = "functions"
     body, slots = (_functions if style == "functions" else _interpreter)(program, name)
     values = {
@@ -100,17 +100,16 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
     rows = columns_of(circuit)
     in_rows = "" if rows is None else _c_rows.source(circuit, rows, name)
     files = {}
-    automaton = (
-        circuit.about.get("kind") == "automaton" and circuit.n_inputs == 9 * circuit.n_outputs
-    )
-    periodic = bool(circuit.about.get("periodic"))
+    facts = circuit.about
+    automaton = facts.get("kind") == "automaton" and circuit.n_inputs == 9 * circuit.n_outputs
+    periodic = bool(facts.get("periodic"))
     values["periodic"] = int(periodic)
     values["grid"] = "a torus" if periodic else "a grid, beyond which all cells are 0"
     values["includes"] = "\n#include <string.h>" if "strcmp" in in_rows else ""
     for end in ("h", "c"):
-        values["rows"] = (
-            in_rows if rows is None or end == "c" else _c_rows.header(circuit, rows, name)
-        )
+        values["rows"] = in_rows
+        if rows is not None and end == "h":
+            values["rows"] = _c_rows.header(circuit, rows, name)
         values["step"] = _templates.fill_template(f"step.{end}", **values) if automaton else ""
         files[f"{name}.{end}"] = _templates.fill_template(f"circuit.{end}", **values)
     return files
@@ -118,12 +117,10 @@ def write(circuit: Circuit, name: str = "circuit", *, style: Style = "auto") -> 
 
 def check_name(name: str, ports: Sequence[Port] = ()) -> None:
     """Raise ValueError if a name is invalid for the `write` files and their identifier prefix."""
-    if (
-        not isinstance(name, str)
-        or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)
-        or name in _names.HEADERS
-    ):
+    is_word = isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name)
+    if not is_word or name in _names.HEADERS:
         raise ValueError(f"c.write: name is {name!r}; expected a word, and no C header name.")
+    # The words of the interface and of the ports share one name space in C.
     inner = {f"{begin}_{port.name}" for begin in _INNER for port in ports}
     for word in (f"{name}_{end}" for end in _OWN):
         if word in inner:
@@ -182,9 +179,9 @@ def _describe_bits(circuit: Circuit) -> Iterator[str]:
 
 def _describe_numbers(circuit: Circuit) -> Iterator[str]:
     for port in circuit.inputs:
-        which = (
-            f"their lowest {port.format.bits}" if port.format.bits < c99.width_of(port) else "all"
-        )
+        which = "all"
+        if port.format.bits < c99.width_of(port):
+            which = f"their lowest {port.format.bits}"
         yield f"input_{port.name} has {port.count} numbers of each sample; {which} bits are read."
     for port in circuit.outputs:
         yield f"output_{port.name} gets {port.count} of each sample."
@@ -203,20 +200,19 @@ def _functions(program: Operations, name: str) -> tuple[str, int]:
     text = ["(word){0}", *(f"x[{i}]" for i in range(program.n_inputs)), *(f"v[{w}]" for w in where)]
     lines, calls = [], []
     for part, start in enumerate(range(0, n, _FUNCTION)):
-        lines.append(
-            f"static SEPARATE void part_{part}(const word *restrict x, word *restrict v)\n{{"
-        )
+        arguments = "const word *restrict x, word *restrict v"
+        lines.append(f"static SEPARATE void part_{part}({arguments})\n{{")
         calls.append(f"    part_{part}(x, v);")
         local, end = first + start, min(start + _FUNCTION, n)
         read = {k for g in range(start, end) for k in program.fanins[g]}
         for g in range(start, end):
             nodes = program.fanins[g]
             arguments = ", ".join([text[k] if k < local else f"g{k - first}" for k in nodes])
-            kept = f"v[{where[g]}] = " if where[g] >= 0 else ""
-            here = f"const word g{g} = " if first + g in read else ""
-            lines.append(
-                f"    {here}{kept}{c99.macro(len(nodes), program.tables[g])}({arguments});"
-            )
+            # A value is a local if this function reads it, and has a slot if later ones do.
+            slot = f"v[{where[g]}] = " if where[g] >= 0 else ""
+            local_name = f"const word g{g} = " if first + g in read else ""
+            call = f"{c99.macro(len(nodes), program.tables[g])}({arguments})"
+            lines.append(f"    {local_name}{slot}{call};")
         lines.append("    (void)x;\n}\n")
     lines.append(f"void {name}_words(const word *x, word *y)\n{{")
     lines.append(f"    MEMORY word v[{max(slots, 1)}] ALIGNED;")
@@ -232,17 +228,16 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
     window = min(max(len(program) // 8, 100), _WINDOW)
     program = gate_operations.in_runs(gate_operations.short_lived(program), window)
     where, slots = gate_operations.assign_slots(program, 1)
-    read = gate_operations.inputs_read(program)  # their values come first
+    # Values of inputs in use come first, then the slots of operations.
+    read = gate_operations.inputs_read(program)
     place = [-1] * program.first + [len(read) + w for w in where]
     for k, node in enumerate(read):
         place[node] = k
     slots += len(read)
     steps = list(zip(program.fanins, program.tables, strict=True))
     table = [place[n] for g, (nodes, _) in enumerate(steps, program.first) for n in (*nodes, g)]
-    runs = [
-        (kind, len(list(run)))
-        for kind, run in itertools.groupby((len(n), table) for n, table in steps)
-    ]
+    kinds_in_order = itertools.groupby((len(n), table) for n, table in steps)
+    runs = [(kind, len(list(run))) for kind, run in kinds_in_order]
     kinds = sorted({kind for kind, _ in runs})
     cases = []
     for i, (n, answers) in enumerate(kinds):
@@ -253,6 +248,8 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
             f"                v[p[{n}]] = {c99.macro(n, answers)}({reads});",
             "            break;",
         ]
+    # An odd result is inverted. Constants read the last slot, which holds 0.
+    results = [2 * place[k >> 1] + (k & 1) if k > 1 else 2 * slots + k for k in program.literals]
     text = _templates.fill_template(
         "interpreter.c",
         name=name,
@@ -261,10 +258,7 @@ def _interpreter(program: Operations, name: str) -> tuple[str, int]:
         input_bits=16 if program.n_inputs < 1 << 16 else 32,
         inputs=c99.wrap([node - 1 for node in read]),
         runs=c99.wrap([f"{{{kinds.index(kind)}, {n}}}" for kind, n in runs] + ["{0, 0}"]),
-        results=c99.wrap(
-            [2 * place[k >> 1] + (k & 1) if k > 1 else 2 * slots + k for k in program.literals]
-            or [0]
-        ),
+        results=c99.wrap(results or [0]),
         n_read=len(read),
         slots=slots,
         n_slots=slots + 1,
@@ -287,8 +281,8 @@ def _conversions(circuit: Circuit, program: Operations) -> Iterator[str]:
                 unsigned=f"uint{c99.width_of(port)}_t",
                 count=port.count,
                 bits=port.format.bits,
-                read=max(used, default=0)
-                + 1,  # the lowest bits of an input, as many as are required
+                # The lowest bits of an input, as many as are required.
+                read=max(used, default=0) + 1,
                 width=c99.width_of(port),
                 sign=port.format.bits - 1 if port.format.signed else -1,
             )

@@ -66,6 +66,7 @@ class Circuit:
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Tuples, also of lists from files: circuits are values that can be compared and hashed.
         for name in ("inputs", "outputs", "tables", "literals"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "fanins", tuple(map(tuple, self.fanins)))
@@ -116,6 +117,7 @@ class Circuit:
 
     @functools.cached_property
     def _hash(self) -> int:
+        # Facts may hold lists, which have no hash: circuits that differ only in facts share one.
         return hash(self._compared)
 
     def __repr__(self) -> str:
@@ -131,11 +133,10 @@ class Circuit:
 
         It is 0 for the constant, inputs and gates without inputs.
         """
-        return tuple(
-            walk(
-                self.fanins, self.tables, [0] * self.first_gate, lambda k, _: 1 + max(k, default=-1)
-            )
+        levels = walk(
+            self.fanins, self.tables, [0] * self.first_gate, lambda k, _: 1 + max(k, default=-1)
         )
+        return tuple(levels)
 
     @property
     def depth(self) -> int:
@@ -201,12 +202,12 @@ class Circuit:
             representable in the format.
         """
         if len(numbers) == len(self.inputs):
-            arrays = [np.asarray(given) for given in numbers]
-            if arrays and all(
-                a.ndim == (p.count > 1) for a, p in zip(arrays, self.inputs, strict=True)
-            ):
-                found = self(*(a[None] for a in arrays))
-                return tuple(a[0] for a in found) if isinstance(found, tuple) else found[0]
+            arrays = [np.asarray(array) for array in numbers]
+            # One sample without a batch axis is evaluated as a batch of one.
+            ranks = (port.count > 1 for port in self.inputs)
+            if arrays and all(a.ndim == rank for a, rank in zip(arrays, ranks, strict=True)):
+                outputs = self(*(a[None] for a in arrays))
+                return tuple(a[0] for a in outputs) if isinstance(outputs, tuple) else outputs[0]
         words, n_samples = self.encode(*numbers)
         return self.decode(self.evaluate(words), n_samples)
 
@@ -224,22 +225,24 @@ class Circuit:
             raise TypeError(
                 "Circuit: there is no input port, so no number of samples; call evaluate."
             )
-        bits = [_encode(port, given) for port, given in zip(self.inputs, numbers, strict=True)]
+        bits = [_encode(port, array) for port, array in zip(self.inputs, numbers, strict=True)]
         n_samples = {b.shape[1] for b in bits}
         if len(n_samples) > 1:
             raise circuit_error(
                 f"the arrays have {sorted(n_samples)} samples; expected the same number."
             )
         octets = np.packbits(np.concatenate(bits), axis=1, bitorder="little")
-        # Whole words, in any byte order.
+        # Whole words of eight octets, the lowest first, whatever the byte order of the machine.
         octets = np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8)))
         return np.ascontiguousarray(octets).view("<u8").astype(np.uint64), n_samples.pop()
 
     def decode(self, words: UInt[np.ndarray, "outputs words"], n_samples: int) -> Any:
         """Return the output port values for the uint64 words from `evaluate`; see `__call__`."""
         octets = np.ascontiguousarray(words.astype("<u8")).view(np.uint8)
-        found = np.unpackbits(octets, axis=1, count=n_samples, bitorder="little")
-        results = tuple(numbers_of(port, found[bits]) for port, bits in bit_ranges(self.outputs))
+        bits_of_outputs = np.unpackbits(octets, axis=1, count=n_samples, bitorder="little")
+        results = tuple(
+            numbers_of(port, bits_of_outputs[bits]) for port, bits in bit_ranges(self.outputs)
+        )
         return results[0] if len(results) == 1 else results
 
 
@@ -250,18 +253,18 @@ def walk(
     gate: Callable[[list[T], int], T],
 ) -> list[T]:
     """Return a value for each node: `values`, then `gate` of fan-in values and table."""
-    found = list(values)
+    values_by_node = list(values)
     for nodes, table in zip(fanins, tables, strict=True):
-        found.append(gate([found[n] for n in nodes], table))
-    return found
+        values_by_node.append(gate([values_by_node[n] for n in nodes], table))
+    return values_by_node
 
 
 def walk_literals(
     circuit: Circuit, values: Iterable[int], gate: Callable[[list[int], int], int]
 ) -> list[int]:
     """Return a literal for each output; see `walk`. Node values are also literals."""
-    found = walk(circuit.fanins, circuit.tables, values, gate)
-    return [found[literal >> 1] ^ literal & 1 for literal in circuit.literals]
+    literals = walk(circuit.fanins, circuit.tables, values, gate)
+    return [literals[literal >> 1] ^ literal & 1 for literal in circuit.literals]
 
 
 def columns_of(circuit: Circuit) -> columns.Columns | None:
@@ -277,9 +280,9 @@ def evaluate_ports(circuit: Circuit, inputs: Sequence[np.ndarray]) -> dict[str, 
     return group_by_port(circuit, circuit(*numbers))
 
 
-def group_by_port(circuit: Circuit, found: Any) -> dict[str, np.ndarray]:
+def group_by_port(circuit: Circuit, answers: Any) -> dict[str, np.ndarray]:
     """Return the result from a circuit call as values ``[samples, count]`` by output port."""
-    outputs = found if isinstance(found, tuple) else (found,)
+    outputs = answers if isinstance(answers, tuple) else (answers,)
     return {
         port.name: y.reshape(len(y), -1) for port, y in zip(circuit.outputs, outputs, strict=True)
     }
@@ -308,10 +311,11 @@ def _check_gates(first: int, fanins: tuple[tuple[int, ...], ...], tables: tuple[
         raise circuit_error(
             f"gate {gate} has {sizes[gate]} inputs; expected at most {truth.MAX_INPUTS}."
         )
-    for kind in (set(map(type, itertools.chain.from_iterable(fanins))) | set(map(type, tables))) - {
-        int
-    }:
+    kinds = set(map(type, itertools.chain.from_iterable(fanins))) | set(map(type, tables))
+    # Not `isinstance`: NumPy integers would overflow in tables of many bits.
+    for kind in kinds - {int}:
         raise TypeError(f"Circuit: fanins and tables have a {kind.__name__}; expected Python ints.")
+    # Numbers beyond int64 become -1, which is as wrong.
     nodes = np.array(
         [n if -1 <= n < 1 << 62 else -1 for n in itertools.chain.from_iterable(fanins)],
         dtype=np.int64,
@@ -361,15 +365,15 @@ def _check_rest(circuit: Circuit) -> None:
         )
 
 
-def _encode(port: Port, given: Any) -> np.ndarray:
+def _encode(port: Port, values: Any) -> np.ndarray:
     """Convert port values ``[samples, count]`` to bits ``[count * bits, samples]``."""
-    numbers = np.asarray(given)
+    numbers = np.asarray(values)
     if numbers.ndim == 1 and port.count == 1:
         numbers = numbers[:, None]
     if numbers.ndim != 2 or numbers.shape[1] != port.count:
         alone = " or [samples]" if port.count == 1 else ""
         raise circuit_error(
-            f"{port.name} is {describe(np.asarray(given))}; "
+            f"{port.name} is {describe(np.asarray(values))}; "
             f"expected shape [samples, {port.count}]{alone}."
         )
     codes = port.format.encode(numbers).T  # [count, samples]
@@ -383,15 +387,16 @@ def alive_gates(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[
 
 
 def alive_nodes(first: int, fanins: Sequence[Sequence[int]], literals: Sequence[int]) -> bytearray:
-    """Flag the nodes required by the literals, including the constant and inputs; see `alive_gates`."""
-    found = bytearray(first + len(fanins))
+    """Flag the nodes required by the literals, with the constant and inputs; see `alive_gates`."""
+    is_alive = bytearray(first + len(fanins))
     for literal in literals:
-        found[literal >> 1] = 1
+        is_alive[literal >> 1] = 1
+    # Readers come before their fan-ins in this order, so one pass is enough.
     for gate in range(len(fanins) - 1, -1, -1):
-        if found[first + gate]:
+        if is_alive[first + gate]:
             for node in fanins[gate]:
-                found[node] = 1
-    return found
+                is_alive[node] = 1
+    return is_alive
 
 
 def numbers_of(port: Port, bits: np.ndarray) -> np.ndarray:
@@ -406,11 +411,11 @@ def numbers_of(port: Port, bits: np.ndarray) -> np.ndarray:
 
 def gate_counts(circuit: Circuit) -> dict[str, int]:
     """Return the number of gates by part, all layers together, for reports and pages."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, count in circuit.parts:
         name = "layers" if name.startswith("layer ") else name
-        found[name] = found.get(name, 0) + count
-    return found
+        counts[name] = counts.get(name, 0) + count
+    return counts
 
 
 def gates_in_words(circuit: Circuit) -> str:

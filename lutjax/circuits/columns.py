@@ -91,12 +91,11 @@ class Number:
         if not apart or (levels and not first <= levels[0] <= levels[-1] < last):
             raise _error(
                 self.name,
-                (
-                    f"format is {self.format} in units of {self.unit}, "
-                    "which cannot separate its thresholds. Use more bits, or more fraction bits."
-                ),
+                f"format is {self.format} in units of {self.unit}, "
+                "which cannot separate its thresholds. Use more bits, or more fraction bits.",
             )
 
+    # A fraction, so that codes and decimals are compared without rounding.
     @functools.cached_property
     def _ratio(self) -> Fraction:
         ratio: Fraction = Fraction(10) ** -self.decimals / 2**self.format.fraction
@@ -111,9 +110,12 @@ class Number:
     def _range(self) -> tuple[int, int]:
         """Smallest and largest integer code, excluding the missing code."""
         least, largest = whole_range(self.format)
-        return least + (self.missing and self.format.signed), largest - (
-            self.missing and not self.format.signed
-        )
+        # A missing number has the code at one end of the format.
+        if self.missing and self.format.signed:
+            least += 1
+        elif self.missing:
+            largest -= 1
+        return least, largest
 
     @functools.cached_property
     def levels(self) -> tuple[int, ...]:
@@ -139,10 +141,9 @@ class Number:
         above = sum(threshold < number for threshold in self.thresholds)
         first, last = self._range
         levels = self.levels
-        low, high = (
-            (levels[above - 1] + 1 if above else first),
-            (levels[above : above + 1] or (last,))[0],
-        )
+        # Rounding must not move a number across a threshold.
+        low = levels[above - 1] + 1 if above else first
+        high = levels[above] if above < len(levels) else last
         return min(max(round(Fraction(number) / self._ratio), low), high)
 
     def encode_integer(self, value: Value) -> int:
@@ -172,7 +173,7 @@ class Number:
         return _float(whole, self._ratio)
 
     def boundaries(self) -> list[int]:
-        """Return the integer codes next to thresholds, at both ends of the range, and of a missing number."""
+        """Return codes next to thresholds, at both ends of the range, and of a missing number."""
         near = [k + side for k in self.levels for side in (0, 1)]
         return sorted({*near, *self._range, self.missing_code})
 
@@ -217,17 +218,12 @@ class Category:
     missing: bool
 
     def __post_init__(self) -> None:
-        if (
-            self.format.signed
-            or self.format.fraction
-            or self.missing_code > whole_range(self.format)[1]
-        ):
+        most = whole_range(self.format)[1]
+        if self.format.signed or self.format.fraction or self.missing_code > most:
             raise _error(
                 self.name,
-                (
-                    f"format is {self.format}; it must be an unsigned integer format "
-                    f"with the codes 0 to {self.missing_code}."
-                ),
+                f"format is {self.format}; it must be an unsigned integer format "
+                f"with the codes 0 to {self.missing_code}.",
             )
 
     @property
@@ -257,7 +253,7 @@ class Category:
         return self.encode_integer(value)
 
     def value(self, code: float | int) -> Value:
-        """Return the category of a code, None if it is missing, or an unknown category for any other code."""
+        """Return the category of a code, None if missing, or an unknown one for another code."""
         if code < len(self.values):
             return self.values[int(code)]
         if self.missing and code == self.missing_code:
@@ -301,7 +297,8 @@ class Columns:
       >>> age = Number("age", "age", Format.parse("int8"), 0, (30.0, 50.0), 40.0, False)
       >>> job = Category("job", "job", Format(2), ("clerk", "farmer"), True)
       >>> table = Columns((age, job), ((0, 0), (0, 1), (1, 0), (1, 1), (1, -1)))
-      >>> {port: codes.tolist() for port, codes in table.encode([[30.5, "clerk"], [None, None]]).items()}
+      >>> codes = table.encode([[30.5, "clerk"], [None, None]])
+      >>> {port: numbers.tolist() for port, numbers in codes.items()}
       {'age': [[31], [40]], 'job': [[0], [3]]}
     """
 
@@ -330,17 +327,16 @@ class Columns:
         return tuple(Port(column.port, 1, column.format) for column in self.columns)
 
     def encode(self, rows: Sequence[Sequence[Value]]) -> dict[str, Shaped[np.ndarray, "rows 1"]]:
-        """Return the port values of rows with a number, a string, or None for a missing cell, in each column.
+        """Return the port values of rows with a number, string or None (missing) for each column.
 
         Raises:
           ValueError: a row has the wrong number of cells, or a cell has the wrong type.
         """
         for k, row in enumerate(rows):
             if len(row) != len(self.columns):
+                names = format_names([c.name for c in self.columns], 200)
                 raise ValueError(
-                    f"row {k} has {len(row)} cells; "
-                    f"expected {len(self.columns)}: "
-                    f"{format_names([c.name for c in self.columns], 200)}."
+                    f"row {k} has {len(row)} cells; expected {len(self.columns)}: {names}."
                 )
         return {
             column.port: np.array([[column.code(row[i])] for row in rows]).reshape(len(rows), 1)
@@ -363,15 +359,15 @@ class Columns:
         They cover the codes next to thresholds, all categories, and missing cells.
         """
         n = len(samples[0])
-        found: list[list[Any]] = [[] for _ in self.columns]
+        codes_by_column: list[list[Any]] = [[] for _ in self.columns]
         row = 0
         for changed, column in enumerate(self.columns):
             for whole in column.boundaries():
                 for i, codes in enumerate(samples):
                     code = whole / 2**column.format.fraction if column.format.fraction else whole
-                    found[i].append(code if i == changed else codes[row % n, 0])
+                    codes_by_column[i].append(code if i == changed else codes[row % n, 0])
                 row += 1
-        return [np.asarray(codes).reshape(-1, 1) for codes in found]
+        return [np.asarray(codes).reshape(-1, 1) for codes in codes_by_column]
 
     def random_rows(self, n: int, seed: int = 0) -> list[list[Value]]:
         """Return n random rows.
@@ -387,18 +383,16 @@ class Columns:
                 low, high = column.canonical[0], column.canonical[-1]
                 margin = max(1, (high - low) // 8)
                 low, high = max(low - margin, first), min(high + margin, last)
-                found = draw.integers(low, high, n, endpoint=True)
+                whole_numbers = draw.integers(low, high, n, endpoint=True)
             else:
-                found = draw.integers(0, column.missing_code, n, endpoint=True)
+                whole_numbers = draw.integers(0, column.missing_code, n, endpoint=True)
             absent = draw.random(n) < _ABSENT
-            wholes.append(np.where(absent, column.missing_code, found))
-        scales = [2**column.format.fraction for column in self.columns]
-        return self.decode(
-            [
-                (whole / scale if scale > 1 else whole)[:, None]
-                for whole, scale in zip(wholes, scales, strict=True)
-            ]
-        )
+            wholes.append(np.where(absent, column.missing_code, whole_numbers))
+        codes = []
+        for column, whole in zip(self.columns, wholes, strict=True):
+            scale = 2**column.format.fraction
+            codes.append((whole / scale if scale > 1 else whole)[:, None])
+        return self.decode(codes)
 
     def facts(self) -> list[dict[str, Any]]:
         """Return the value of ``about["columns"]``."""
@@ -415,7 +409,7 @@ class Columns:
             raise ValueError(
                 f"columns is {format_value(facts)}; expected a list of {len(ports)} columns."
             )
-        found = []
+        columns = []
         for k, (one, port) in enumerate(zip(facts, ports, strict=True)):
             fields = Fields(f"columns[{k}]")
             column = _column(fields, one, port.format)
@@ -430,8 +424,8 @@ class Columns:
                         f"{fields.where}: {name!r} is {format_value(one.get(name))}; "
                         f"expected {format_value(expected)}."
                     )
-            found.append(column)
-        return cls(tuple(found))
+            columns.append(column)
+        return cls(tuple(columns))
 
 
 def circuit_columns(about: Mapping[str, Any], inputs: Sequence[Port]) -> Columns | None:
@@ -440,11 +434,11 @@ def circuit_columns(about: Mapping[str, Any], inputs: Sequence[Port]) -> Columns
     return None if facts is None else Columns.parse(facts, inputs)
 
 
-def _column(fields: Fields, found: Any, format: Format) -> Column:
-    kind, name, port = (fields.field(found, key, str) for key in ("kind", "name", "port"))
-    missing = fields.field(found, "missing", bool)
+def _column(fields: Fields, facts: Any, format: Format) -> Column:
+    kind, name, port = (fields.field(facts, key, str) for key in ("kind", "name", "port"))
+    missing = fields.field(facts, "missing", bool)
     if kind == "category":
-        values = fields.field(found, "values", list)
+        values = fields.field(facts, "values", list)
         if not all(isinstance(value, str) for value in values) or len(set(values)) < len(values):
             raise ValueError(
                 f"{fields.where}: 'values' is {format_value(values)}; expected different texts."
@@ -454,17 +448,17 @@ def _column(fields: Fields, found: Any, format: Format) -> Column:
         raise ValueError(
             f"{fields.where}: 'kind' is {format_value(kind)}; expected 'number' or 'category'."
         )
-    decimals = fields.field(found, "decimals", int)
-    given = fields.field(found, "thresholds", list)
-    thresholds = [_require_finite(fields, "thresholds", one) for one in given]
+    decimals = fields.field(facts, "decimals", int)
+    stored = fields.field(facts, "thresholds", list)
+    thresholds = [_require_finite(fields, "thresholds", one) for one in stored]
     if abs(decimals) > MOST_DECIMALS or any(a >= b for a, b in itertools.pairwise(thresholds)):
         raise ValueError(
             f"{fields.where}: 'thresholds' must ascend, and 'decimals', {decimals}, "
             f"lie between {-MOST_DECIMALS} and {MOST_DECIMALS}."
         )
-    fill = _require_finite(fields, "fill", found.get("fill"))
+    fill = _require_finite(fields, "fill", facts.get("fill"))
     least, largest = (
-        None if found.get(key) is None else _require_finite(fields, key, found[key])
+        None if facts.get(key) is None else _require_finite(fields, key, facts[key])
         for key in ("least", "largest")
     )
     return Number(name, port, format, decimals, tuple(thresholds), fill, missing, least, largest)
@@ -482,7 +476,8 @@ def _require_finite(fields: Fields, name: str, value: Any) -> float:
 def _float(whole: int, ratio: Fraction) -> float:
     """Return an integer code as the nearest float64, the value that parsing its decimals gives."""
     try:
-        return whole * ratio.numerator / ratio.denominator  # integers of any size, rounded once
+        # A quotient of integers of any size is rounded once, as the parser of decimals rounds.
+        return whole * ratio.numerator / ratio.denominator
     except OverflowError:
         return math.copysign(math.inf, whole)
 
@@ -490,7 +485,8 @@ def _float(whole: int, ratio: Fraction) -> float:
 def _level(threshold: float, ratio: Fraction) -> int:
     """Return the largest integer code not above a threshold in float64."""
     level = math.floor(Fraction(threshold) / ratio)
-    return level + (_float(level + 1, ratio) <= threshold)  # 0.3 parses as a float64 below 3/10
+    # The next code may also be on this side: 0.3 parses as a float64 below 3/10.
+    return level + (_float(level + 1, ratio) <= threshold)
 
 
 # ------------------------------------------------------------------------------------------ choices
@@ -539,6 +535,7 @@ def number(
         return make_number(format, 0)
     numbers = [*ordered, fill, *(x for x in (least, largest) if x is not None)]
     start = max(map(decimals_of, (*ordered, fill))) if decimals is None else decimals
+    # Decimals that float64 noise adds are dropped if all thresholds stay apart without them.
     while start > -MOST_DECIMALS and _bits(numbers, start) > USUAL_BITS:
         start -= 1
     for tried in range(start, MOST_DECIMALS):
@@ -551,10 +548,8 @@ def number(
             continue
     raise _error(
         name,
-        (
-            f"integers of at most {MOST_BITS} bits cannot separate its thresholds, "
-            "which are too close together."
-        ),
+        f"integers of at most {MOST_BITS} bits cannot separate its thresholds, "
+        "which are too close together.",
     )
 
 
@@ -566,9 +561,8 @@ def category(name: str, port: str, values: Sequence[str], missing: bool) -> Cate
       >>> columns.category("job", "job", ["clerk", "farmer", "nurse"], False).format
       Format(bits=2, fraction=0, signed=False)
     """
-    return Category(
-        name, port, Format(max(1, (len(values) + missing).bit_length())), tuple(values), missing
-    )
+    format = Format(max(1, (len(values) + missing).bit_length()))
+    return Category(name, port, format, tuple(values), missing)
 
 
 def _bits(numbers: Sequence[float], decimals: int) -> int:
@@ -586,37 +580,32 @@ def decimals_of(number: float) -> int:
 
 
 def port_names(names: Sequence[str], taken: Iterable[str]) -> list[str]:
-    """Return a port name for each column that is valid in Verilog, VHDL, C and C++, different from the taken names.
+    """Return port names for columns: valid in Verilog, VHDL, C and C++, and not taken.
 
     Example:
       >>> from lutjax.circuits.columns import port_names
       >>> port_names(["Größe (m)", "class", "y", "2nd", "size", "Size"], ["y"])
       ['grosse_m', 'class_column', 'y_column', 'column_2nd', 'size', 'size_column']
     """
+    # VHDL does not distinguish lower and upper case.
     used = {name.lower() for name in taken}
-    found = []
+    ports = []
     for place, name in enumerate(names, 1):
         word = word_of(name) or f"column_{place}"
         if word[0].isdigit():
             word = f"column_{word}"
-        choices = itertools.chain(
-            (word, f"{word}_column"), (f"{word}_{n}" for n in itertools.count(2))
-        )
-        chosen = next(
-            c
-            for c in choices
-            if c not in used
-            and not _names.explain_bad_port(c)
-            and not _names.explain_bad_function(c)
-        )
-        used.add(chosen)
-        found.append(chosen)
-    return found
+        numbered = (f"{word}_{n}" for n in itertools.count(2))
+        for port in itertools.chain((word, f"{word}_column"), numbered):
+            is_bad = _names.explain_bad_port(port) or _names.explain_bad_function(port)
+            if port not in used and not is_bad:
+                break
+        used.add(port)
+        ports.append(port)
+    return ports
 
 
 def word_of(text: str) -> str:
     """Reduce a string to lower-case letters, digits and single underscores."""
     plain = unicodedata.normalize("NFKD", text.casefold())
-    return re.sub("[^a-z0-9]+", "_", "".join(c for c in plain if not unicodedata.combining(c)))[
-        :40
-    ].strip("_")
+    letters = "".join(c for c in plain if not unicodedata.combining(c))
+    return re.sub("[^a-z0-9]+", "_", letters)[:40].strip("_")

@@ -75,7 +75,8 @@ class Vectors:
     Example:
       >>> import numpy as np
       >>> from lutjax.circuits.deployment import Vectors
-      >>> len(Vectors({"x": np.array([[0, 1], [1, 1]])}, {"y": np.array([[0], [1]])}, "two by hand"))
+      >>> inputs, outputs = {"x": np.array([[0, 1], [1, 1]])}, {"y": np.array([[0], [1]])}
+      >>> len(Vectors(inputs, outputs, "two by hand"))
       2
     """
 
@@ -99,19 +100,20 @@ class Vectors:
         """Raise ValueError if the vectors are empty or do not fit the circuit ports."""
         if not len(self):
             raise ValueError("Vectors: there are no samples; expected at least one.")
-        for what, ports, given in (
+        sides = (
             ("inputs", circuit.inputs, self.inputs),
             ("outputs", circuit.outputs, self.outputs),
-        ):
+        )
+        for what, ports, arrays in sides:
             expected = {port.name: port.count for port in ports}
-            found = {name: x.shape[1] if x.ndim == 2 else None for name, x in given.items()}
-            if found != expected:
+            counts = {name: x.shape[1] if x.ndim == 2 else None for name, x in arrays.items()}
+            if counts != expected:
                 raise ValueError(
-                    f"Vectors: {what} have {found} values per sample; expected {expected}."
+                    f"Vectors: {what} have {counts} values per sample; expected {expected}."
                 )
             for port in ports:
                 try:
-                    port.format.encode(given[port.name])
+                    port.format.encode(arrays[port.name])
                 except (ValueError, TypeError) as error:
                     raise ValueError(f"Vectors: {what} of the port {port.name}: {error}") from None
 
@@ -144,9 +146,8 @@ class Vectors:
             named = dict(zip(("inputs", "outputs"), sample, strict=True))
             own = {} if self.rows is None else {"row": list(self.rows[k])}
             rows.append(json.dumps({**own, **named}, separators=(",", ":")))
-        return (
-            f'{{"source": {json.dumps(self.source)}, "samples": [\n' + ",\n".join(rows) + "\n]}\n"
-        )
+        samples = ",\n".join(rows)
+        return f'{{"source": {json.dumps(self.source)}, "samples": [\n{samples}\n]}}\n'
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Vectors":
@@ -156,14 +157,14 @@ class Vectors:
           ValueError: invalid text; the message names the wrong sample.
         """
         try:
-            found, fields = strict_json.loads(text), Fields("vectors")
+            document, fields = strict_json.loads(text), Fields("vectors")
         except ValueError as error:
             raise ValueError(f"the text is not JSON: {error}.") from None
-        source, samples = fields.field(found, "source", str), fields.field(found, "samples", list)
+        source = fields.field(document, "source", str)
+        samples = fields.field(document, "samples", list)
         sides: dict[str, dict[str, list[list[float | int]]]] = {"inputs": {}, "outputs": {}}
-        table: list[list[Value]] | None = (
-            [] if samples and isinstance(samples[0], dict) and "row" in samples[0] else None
-        )
+        has_rows = samples and isinstance(samples[0], dict) and "row" in samples[0]
+        table: list[list[Value]] | None = [] if has_rows else None
         for k, sample in enumerate(samples):
             if table is not None:
                 table.append(_read_row(f"samples[{k}]", sample))
@@ -194,12 +195,11 @@ def _read_row(where: str, sample: Any) -> list[Value]:
 
 
 def _read_numbers(
-    where: str, name: str, found: Mapping[str, Any], before: list[Any]
+    where: str, name: str, ports: Mapping[str, Any], before: list[Any]
 ) -> list[float | int]:
-    row: list[float | int] = Fields(where).field(found, name, list)
-    if not {type(number) for number in row} <= {int, float} or (
-        before and len(row) != len(before[0])
-    ):
+    row: list[float | int] = Fields(where).field(ports, name, list)
+    has_numbers = {type(number) for number in row} <= {int, float}
+    if not has_numbers or (before and len(row) != len(before[0])):
         expected = f"{len(before[0])} numbers, as before" if before else "numbers"
         raise ValueError(
             f"{where}: {format_value(name)} is {format_value(row)}; expected {expected}."
@@ -315,12 +315,10 @@ def _c(request: Request) -> dict[str, str]:
 
 def _html(request: Request) -> dict[str, str]:
     rows = request.vectors.rows
-    shown = {} if rows is None else {"rows": rows[:MOST_ROWS]}
-    return {
-        f"{request.options.name}.html": page.write(
-            **{"circuit": request.circuit, "exported": request.circuit, **shown, **request.page}
-        )
-    }
+    options: dict[str, Any] = {"circuit": request.circuit, "exported": request.circuit}
+    if rows is not None:
+        options["rows"] = rows[:MOST_ROWS]
+    return {f"{request.options.name}.html": page.write(**{**options, **request.page})}
 
 
 class Format(NamedTuple):
@@ -376,17 +374,15 @@ def library(name: str) -> tuple[str, ...]:
 def formats_of(options: Options, circuit: Circuit) -> dict[str, str]:
     """Return all file names in an export except its manifest, each with its format."""
     formats = dict.fromkeys(("json", *options.formats))
-    found = {
-        name: format
-        for format in formats
-        for name in (
-            library(options.name)
-            if format == "c" and options.target
-            else [f"{options.name}{end}" for end in FORMATS[format].endings]
-        )
-    }
+    files = {}
+    for format in formats:
+        if format == "c" and options.target:
+            names = library(options.name)
+        else:
+            names = tuple(f"{options.name}{end}" for end in FORMATS[format].endings)
+        files.update(dict.fromkeys(names, format))
     described = {} if circuit.about.get("columns") is None else {README: "readme"}
-    return {**found, **described, VECTORS: "vectors", MAKEFILE: "make"}
+    return {**files, **described, VECTORS: "vectors", MAKEFILE: "make"}
 
 
 def files_of(
@@ -394,36 +390,37 @@ def files_of(
 ) -> dict[str, tuple[str, bytes]]:
     """Return the format and content of each export file except its manifest."""
     options = request.options
-    found: dict[str, tuple[str, bytes]] = {}
+    files: dict[str, tuple[str, bytes]] = {}
+    # The JSON form is always written: it alone has the ports, parts and facts, and proofs start
+    # from it.
     for format in dict.fromkeys(("json", *options.formats)):
         progress(f"writing {format}")
         for name, content in FORMATS[format].write(request).items():
-            found[name] = format, content if isinstance(content, bytes) else content.encode()
+            files[name] = format, content if isinstance(content, bytes) else content.encode()
     for name, content in request.extras.items():
         if name in formats_of(options, request.circuit):
             raise DeploymentError(
                 f"name is {options.name!r}, whose files replace {name}; choose another."
             )
-        found[name] = EXTRA, content
+        files[name] = EXTRA, content
     text = readme(request.circuit, options)
     if text:
-        found[README] = "readme", text.encode()
-    found[VECTORS] = "vectors", request.vectors.to_json().encode()
-    formats = {format for format, _ in found.values()}
+        files[README] = "readme", text.encode()
+    files[VECTORS] = "vectors", request.vectors.to_json().encode()
+    formats = {format for format, _ in files.values()}
     targets, name = [target for target in ("c", "verilog") if target in formats], options.name
     test, program = f"{name}_test.c", f"{name}.c"
     if options.target:
         test, program = f"extras/{test}", f"src/{program}"
+    rules = [
+        "\n" + _templates.fill_template(f"{target}.mk", name=name, test=test, program=program)
+        for target in targets
+    ]
     make = _templates.fill_template(
-        "Makefile",
-        all="".join(f" {target}" for target in targets),
-        rules="".join(
-            "\n" + _templates.fill_template(f"{target}.mk", name=name, test=test, program=program)
-            for target in targets
-        ),
+        "Makefile", all="".join(f" {target}" for target in targets), rules="".join(rules)
     )
-    found[MAKEFILE] = "make", make.encode()
-    return found
+    files[MAKEFILE] = "make", make.encode()
+    return files
 
 
 def readme(circuit: Circuit, options: Options) -> str:
@@ -433,14 +430,8 @@ def readme(circuit: Circuit, options: Options) -> str:
         return ""
     name, target, classes = options.name, circuit.about.get("target"), circuit.about.get("classes")
     answer = "the answer" if target is None else f"`{_cell(target)}`"
-    lines = [
-        f"# {name}",
-        "",
-        f"This circuit takes a table row and predicts {answer}.",
-        "",
-        "## Columns",
-        "",
-    ]
+    lines = [f"# {name}", "", f"This circuit takes a table row and predicts {answer}."]
+    lines += ["", "## Columns", ""]
     lines += ["| column | port | takes | missing |", "| --- | --- | --- | --- |"]
     for column in taken.columns:
         if isinstance(column, Number):
@@ -452,10 +443,8 @@ def readme(circuit: Circuit, options: Options) -> str:
             missing = f"{code:g}" if column.missing else f"{code:g}, the median"
         else:
             values = ", ".join(f"{code} {_cell(value)}" for code, value in enumerate(column.values))
-            takes, missing = (
-                f"codes: {values}, {column.other_code} any other",
-                str(column.missing_code),
-            )
+            takes = f"codes: {values}, {column.other_code} any other"
+            missing = str(column.missing_code)
         lines.append(f"| {_cell(column.name)} | `{column.port}` | {takes} | {missing} |")
     rounding = "Each category has a code."
     if any(isinstance(column, Number) for column in taken.columns):
@@ -466,10 +455,8 @@ def readme(circuit: Circuit, options: Options) -> str:
         )
     lines += ["", rounding, "", "## Answers", ""]
     for port in circuit.outputs:
-        lines.append(
-            f"- `{port.name}`: {port.count} {'number' if port.count == 1 else 'numbers'} "
-            f"({port.format})"
-        )
+        noun = "number" if port.count == 1 else "numbers"
+        lines.append(f"- `{port.name}`: {port.count} {noun} ({port.format})")
     if circuit.about.get("kind") == "regression":
         scale, offset = (circuit.about.get(fact) for fact in ("scale", "offset"))
         lines.append(f"- the number is `y * {scale!r} + {offset!r}`")
@@ -523,11 +510,9 @@ def summary(circuit: Circuit, files: Mapping[str, tuple[str, bytes]]) -> list[st
     """Return summary lines about a circuit and its files."""
     stats = statistics.compute(circuit, lut6=False)
     return [
-        (
-            f"{statistics.gates_in_words(circuit)} in {stats.levels} levels; "
-            f"as {stats.ands:,} AND nodes or {len(ands.operations(circuit)[0]):,} operations "
-            "on two bits"
-        ),
+        f"{statistics.gates_in_words(circuit)} in {stats.levels} levels; "
+        f"as {stats.ands:,} AND nodes or {len(ands.operations(circuit)[0]):,} operations "
+        "on two bits",
         *sizes(files),
     ]
 
@@ -573,13 +558,14 @@ def check_place(folder: Path) -> bool:
         return False
     if not folder.is_dir():
         raise DeploymentError(f"{folder} is a file; choose another folder.")
-    found = {path.relative_to(folder).parts[0] for path in folder.iterdir()}
-    if not found:
+    entries_of_folder = {path.relative_to(folder).parts[0] for path in folder.iterdir()}
+    if not entries_of_folder:
         return False
-    if MANIFEST not in found:
+    if MANIFEST not in entries_of_folder:
         raise DeploymentError(
-            f"{folder} has other files, such as {min(found)}: choose another folder."
+            f"{folder} has other files, such as {min(entries_of_folder)}: choose another folder."
         )
+    # Only an unchanged export may be replaced: nothing that a user wrote is lost.
     manifest = read_manifest(folder)
     for name, difference in differences(folder, manifest).items():
         if difference == "not listed":
@@ -600,8 +586,8 @@ def make_outputs(manifest: Mapping[str, Any]) -> set[str]:
     if manifest.get("kind") == "language model":
         return {"language_model"}
     name = manifest.get("name")
-    of_name = (f"{name}_test", f"{name}.vvp") if isinstance(name, str) else ()
-    return {f"{BUILD}/", *(f"{BUILD}/{made}" for made in (*of_name, "verilog.log"))}
+    names = (f"{name}_test", f"{name}.vvp") if isinstance(name, str) else ()
+    return {f"{BUILD}/", *(f"{BUILD}/{output}" for output in (*names, "verilog.log"))}
 
 
 def write(
@@ -648,59 +634,60 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DeploymentError(
             f"{folder} is not an export: it has no {MANIFEST}. Run `lutjax export`."
         )
-    found: Any = {}
+    fields: Any = {}
     try:
-        found = strict_json.loads(path.read_bytes())
-        _check_manifest(found)
+        fields = strict_json.loads(path.read_bytes())
+        _check_manifest(fields)
     except (OSError, ValueError) as error:
-        known = found if isinstance(found, dict) else {}
+        # A newer version may have other fields, so its number is the better explanation.
+        known = fields if isinstance(fields, dict) else {}
         if type(known.get("version")) is int and known["version"] > VERSION:
             raise DeploymentError(
                 f"{path} has version {known['version']}; expected {VERSION}. Upgrade lutjax."
             ) from None
         raise DamagedManifestError(f"{path} is damaged: {error}", known) from error
-    return dict(found)
+    return dict(fields)
 
 
-# File systems limit names to 255 bytes.
+# File systems limit names to 255 bytes, and all files are inside the folder.
 _FILE = re.compile(
     r"(src/|extras/|examples/\w{1,240}/)?[A-Za-z0-9_]{1,240}(\.[a-z]{1,10})?", re.ASCII
 )
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
-def _check_manifest(found: Any) -> None:
+def _check_manifest(manifest: Any) -> None:
     fields = Fields("the manifest")
-    if fields.field(found, "version", int) != VERSION:
-        raise ValueError(f"the manifest: 'version' is {found['version']}; expected {VERSION}.")
-    kind = fields.field(found, "kind", str)
+    if fields.field(manifest, "version", int) != VERSION:
+        raise ValueError(f"the manifest: 'version' is {manifest['version']}; expected {VERSION}.")
+    kind = fields.field(manifest, "kind", str)
     if kind not in KINDS:
         raise ValueError(
             f"the manifest: 'kind' is {format_value(kind)}; expected {' or '.join(KINDS)}."
         )
-    fields.field(found, "lutjax", str)
-    for name, facts in fields.field(found, "files", dict).items():
-        of_file = Fields(f"files[{format_value(name)}]")
+    fields.field(manifest, "lutjax", str)
+    for name, facts in fields.field(manifest, "files", dict).items():
+        fields_of_file = Fields(f"files[{format_value(name)}]")
         if not _FILE.fullmatch(name) or name == MANIFEST:
             raise ValueError(
                 f"the manifest: files has {format_value(name)}; expected an export file name."
             )
-        of_file.field(facts, "format", str)
-        of_file.field(facts, "bytes", int)
-        if not _SHA256.fullmatch(of_file.field(facts, "sha256", str)):
+        fields_of_file.field(facts, "format", str)
+        fields_of_file.field(facts, "bytes", int)
+        if not _SHA256.fullmatch(fields_of_file.field(facts, "sha256", str)):
             raise ValueError(
-                f"{of_file.where}: 'sha256' is {format_value(facts['sha256'])}; "
+                f"{fields_of_file.where}: 'sha256' is {format_value(facts['sha256'])}; "
                 "expected 64 hexadecimal digits."
             )
-    run = fields.field(found, "run", object)
+    run = fields.field(manifest, "run", object)
     for name, kind_of_field in _RUN.items():
         if run is not None:
             Fields("run").field(run, name, kind_of_field)
     for name, kind_of_field in (_FACTS if kind == "circuit" else {"facts": dict}).items():
-        fields.field(found, name, kind_of_field)
-    if kind == "circuit" and not 0 <= found["registers"] < MOST_LEVELS:
+        fields.field(manifest, name, kind_of_field)
+    if kind == "circuit" and not 0 <= manifest["registers"] < MOST_LEVELS:
         raise ValueError(
-            f"the manifest: 'registers' is {format_value(found['registers'])}; expected levels."
+            f"the manifest: 'registers' is {format_value(manifest['registers'])}; expected levels."
         )
 
 
@@ -716,12 +703,12 @@ def differences(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return the files that differ from a manifest, which may be damaged, and how."""
     files = manifest.get("files")
     listed = files if isinstance(files, dict) else {}
-    found = {name: digest_of(folder / name) if _FILE.fullmatch(name) else None for name in listed}
+    digests = {name: digest_of(folder / name) if _FILE.fullmatch(name) else None for name in listed}
     wrong = {}
     for name, facts in listed.items():
-        if found[name] is None:
+        if digests[name] is None:
             wrong[name] = "missing"
-        elif not isinstance(facts, dict) or facts.get("sha256") != found[name]:
+        elif not isinstance(facts, dict) or facts.get("sha256") != digests[name]:
             wrong[name] = "changed"
     others = entries(folder) - {MANIFEST, *listed, *make_outputs(manifest)}
     return {**wrong, **dict.fromkeys(sorted(others), "not listed")}

@@ -60,7 +60,8 @@ class IntegerLUT:
     Example:
       >>> import numpy as np
       >>> from lutjax.circuits.detectors import IntegerLUT
-      >>> layer = IntegerLUT(2, np.array([[[0, 1]]]), np.array([[[-3], [5]]], np.int8), shifts=np.array([4]))
+      >>> anchors, values = np.array([[[0, 1]]]), np.array([[[-3], [5]]], np.int8)
+      >>> layer = IntegerLUT(2, anchors, values, shifts=np.array([4]))
       >>> layer(np.array([[7, 7], [8, 7]]))[:, 0]
       array([-48,  80], dtype=int32)
     """
@@ -96,15 +97,13 @@ class IntegerLUT:
             raise _error(
                 f"values have {columns} columns; expected one for each of {outputs} outputs."
             )
-        if self.targets is not None and (
-            self.targets.shape[0] not in (1, tables)
-            or self.targets.shape[1] not in (1, rows)
-            or self.targets.shape[2] != columns
-        ):
-            raise _error(
-                f"targets have shape {list(self.targets.shape)}; "
-                f"expected [{tables} or 1, {rows} or 1, {columns}]."
-            )
+        if self.targets is not None:
+            shape = self.targets.shape
+            if shape[0] not in (1, tables) or shape[1] not in (1, rows) or shape[2] != columns:
+                raise _error(
+                    f"targets have shape {list(shape)}; "
+                    f"expected [{tables} or 1, {rows} or 1, {columns}]."
+                )
         if self.in_features // self.groups > 2**16:
             raise _error(f"in_features is {self.in_features}; a group has at most {2**16} inputs.")
         _check_ids("anchors", self.anchors, 0, self.in_features // self.groups)
@@ -125,9 +124,8 @@ class IntegerLUT:
     @property
     def bound(self) -> tuple[int, ...]:
         """Maximum magnitude of each output and its partial sums."""
-        most = sums(
-            np.abs(self.values.astype(np.int64)), self.out_features, self.targets, self.groups
-        )
+        magnitudes = np.abs(self.values.astype(np.int64))
+        most = sums(magnitudes, self.out_features, self.targets, self.groups)
         return tuple(int(m) << int(s) for m, s in zip(most, self.shifts, strict=True))
 
     def rows(self, x: Int[np.ndarray, "*batch inputs"]) -> Int[np.ndarray, "*batch detectors"]:
@@ -138,14 +136,15 @@ class IntegerLUT:
             raise _error(f"x has shape {list(x.shape)}; expected [..., {self.in_features}].")
         if x.size and not (_INT32.min <= x.min() and x.max() <= _INT32.max):
             raise _error(f"x is from {x.min()} to {x.max()}; expected numbers that fit int32.")
+        # Anchors are ids in a group: the first input of the group makes them ids of the layer.
         group = np.arange(len(self.anchors)) // (len(self.anchors) // self.groups)
-        a, b = np.moveaxis(
-            self.anchors + (group * (self.in_features // self.groups))[:, None, None], -1, 0
-        )
+        first = group * (self.in_features // self.groups)
+        a, b = np.moveaxis(self.anchors + first[:, None, None], -1, 0)
+        # A difference of int32 numbers needs 33 bits.
         wide = x.astype(np.int64)
         bits = wide[..., a] - wide[..., b] >= max(1, self.dead_zone)
-        found: np.ndarray = (bits.astype(np.int64) << np.arange(self.anchors.shape[1])).sum(-1)
-        return found
+        rows: np.ndarray = (bits.astype(np.int64) << np.arange(self.anchors.shape[1])).sum(-1)
+        return rows
 
     def __call__(self, x: Int[np.ndarray, "*batch inputs"]) -> Int[np.ndarray, "*batch outputs"]:
         """Return the int32 outputs for integers in int32 range.
@@ -159,6 +158,7 @@ class IntegerLUT:
         outputs = self.out_features // self.groups
         if self.targets is not None:
             targets = np.broadcast_to(self.targets, self.values.shape)[np.arange(tables), rows]
+            # An additional output collects unused slots, whose target is -1, the last index.
             spread = np.zeros((*batch, tables, outputs + 1), np.int64)
             places = tuple(np.ogrid[tuple(slice(n) for n in read.shape[:-1])])
             np.add.at(spread, (*(p[..., None] for p in places), targets), read)
@@ -184,7 +184,8 @@ class IntegerLUT:
         Example:
           >>> import numpy as np
           >>> from lutjax.circuits.detectors import IntegerLUT
-          >>> layer = IntegerLUT(2, np.array([[[0, 1]]]), np.array([[[-3], [5]]], np.int8), shifts=np.array([4]))
+          >>> anchors, values = np.array([[[0, 1]]]), np.array([[[-3], [5]]], np.int8)
+          >>> layer = IntegerLUT(2, anchors, values, shifts=np.array([4]))
           >>> sorted(layer.to_c("door"))
           ['detectors.h', 'door.c', 'door.h']
         """
@@ -192,11 +193,9 @@ class IntegerLUT:
             raise ValueError(
                 f"to_c: name is {name!r}; expected lower-case letters, digits and underscores."
             )
-        own = (
-            "it is a name in the files of each layer"
-            if name in _OWN or name.startswith("lutjax")
-            else None
-        )
+        own = None
+        if name in _OWN or name.startswith("lutjax"):
+            own = "it is a name in the files of each layer"
         if why := own or _names.explain_bad_function(name):
             raise ValueError(f"to_c: name is {name!r}; {why}. Take another one.")
         if self.values.size > _MOST_IN_C:
@@ -226,24 +225,25 @@ class IntegerLUT:
         shifted, x, y = "", "x", "y"
         if self.shifts.any():
             arrays += array("uint8_t", "shifts", self.shifts)
+            # A product instead of a shift: C leaves shifts of negative numbers to the compiler.
             shifted = (
-                f"    for (int32_t k = 0; k < {self.out_features}; "
-                "k++)\n        y[k] *= (int32_t)1 << shifts[k];\n"
+                f"    for (int32_t k = 0; k < {self.out_features}; k++)\n"
+                "        y[k] *= (int32_t)1 << shifts[k];\n"
             )
         if self.groups > 1:
             group = f"t / {tables // self.groups}"
             x = f"x + {group} * {self.in_features // self.groups}"
             y = f"y + {group} * {self.out_features // self.groups}"
-        row = (
-            f"lutjax_row({x}, anchors + t * {2 * n_anchors}, {n_anchors}, {max(1, self.dead_zone)})"
-        )
+        least = max(1, self.dead_zone)
+        row = f"lutjax_row({x}, anchors + t * {2 * n_anchors}, {n_anchors}, {least})"
         place, added = "", "sum[k] += value[k]"
         if self.targets is not None:
             arrays += array("int32_t", "targets", self.targets)
-            of_tables, of_rows, _ = self.targets.shape
-            table, of_row = "(uint32_t)t" if of_tables > 1 else "0", "row" if of_rows > 1 else "0"
+            n_tables, n_rows, _ = self.targets.shape
+            table = "(uint32_t)t" if n_tables > 1 else "0"
+            target_row = "row" if n_rows > 1 else "0"
             place = (
-                f"const int32_t *target = targets + ({table} * {of_rows} + {of_row}) "
+                f"const int32_t *target = targets + ({table} * {n_rows} + {target_row}) "
                 f"* {columns};\n        "
             )
             added = "if (target[k] >= 0)\n                sum[target[k]] += value[k]"
@@ -312,12 +312,12 @@ def from_layer(
         "dead_zone": dead_zone(spec.epsilon, input_fraction),
     }
     if spec.accumulate is None:
-        made = _rounded_fields(
+        fields = _rounded_fields(
             weights, spec.out_features, tables, fraction, options["targets"], options["groups"]
         )
     else:
-        made = _fixed_point_fields(weights, spec.out_features, spec.accumulate.scale, fraction)
-    return IntegerLUT(anchors=np.asarray(layer.anchors[...]), **made, **options)
+        fields = _fixed_point_fields(weights, spec.out_features, spec.accumulate.scale, fraction)
+    return IntegerLUT(anchors=np.asarray(layer.anchors[...]), **fields, **options)
 
 
 def rounded(
@@ -367,14 +367,10 @@ def rounded(
     """
     if targets is not None and out_features is None:
         raise ValueError("rounded: targets are given, so out_features is required.")
-    made = _rounded_fields(weights, out_features, tables, fraction, targets, groups)
+    fields = _rounded_fields(weights, out_features, tables, fraction, targets, groups)
+    zone = dead_zone(epsilon, input_fraction)
     return IntegerLUT(
-        in_features,
-        anchors,
-        targets=targets,
-        groups=groups,
-        dead_zone=dead_zone(epsilon, input_fraction),
-        **made,
+        in_features, anchors, targets=targets, groups=groups, dead_zone=zone, **fields
     )
 
 
@@ -392,10 +388,13 @@ def integers(
     """
     if tables == "int8":
         array = jnp.asarray(weights, jnp.float32)
+        # Scales of small entries would be finer than the fraction, but all columns are multiples of
+        # its unit.
         scale = jnp.maximum(exponents(array, groups), -fraction)
         values = np.asarray(rounded_at(array, scale)).astype(np.int8)
         return values, np.asarray(scale).ravel() + fraction
     limits = np.iinfo(tables)
+    # Ties round up, as for int8.
     units = np.floor(np.ldexp(weights.astype(np.float64), fraction) + 0.5)
     values = np.clip(units, limits.min, limits.max).astype(tables)
     return values, np.zeros(groups * weights.shape[2], np.int64)
@@ -408,9 +407,8 @@ def magnitudes(weights: np.ndarray, tables: str, groups: int = 1) -> np.ndarray:
         return exact
     values, shifts = integers(weights, _FINER_THAN_ALL, tables, groups)
     scale = np.ldexp(1.0, shifts - _FINER_THAN_ALL).reshape(groups, 1, -1)
-    most: np.ndarray = np.maximum(
-        exact, np.abs(values.reshape(groups, -1, values.shape[2]) * scale).reshape(exact.shape)
-    )
+    rounded = np.abs(values.reshape(groups, -1, values.shape[2]) * scale).reshape(exact.shape)
+    most: np.ndarray = np.maximum(exact, rounded)
     return most
 
 
@@ -422,6 +420,7 @@ def finest_fraction(
     Sums are below `most` in magnitude, table entries below `largest`, for int8 with separate
     scales. Each of the `n_addends` in a sum is rounded by up to half a unit.
     """
+    # Half a unit per addend, twice for safety: the rounded sums must fit as well.
     fits = [math.log2(max(limit - n_addends, 0.5) / max(most, 2.0**-40))]
     if tables != "int8":
         fits.append(math.log2((np.iinfo(tables).max - 1) / max(largest, 2.0**-40)))
@@ -453,16 +452,17 @@ def _rounded_fields(
     largest = float(reached.max(initial=0))
     most = float(sums(reached, size, targets, groups).max(initial=0))
     n_addends = len(weights) * (1 if targets is None else weights.shape[2])
-    found = finest_fraction(most, largest, n_addends, tables)
-    asked, fraction = fraction, found if fraction is None else fraction
-    if not 0 <= fraction <= found:
+    finest = finest_fraction(most, largest, n_addends, tables)
+    requested, fraction = fraction, finest if fraction is None else fraction
+    if not 0 <= fraction <= finest:
         raise ValueError(
             f"rounded: sums reach {most:g} and entries {largest:g}, "
-            f"which fit {tables} and sums of int32 with a fraction of at most {found}"
-            + ("; scale them down." if found < 0 else f", not {fraction}; use a smaller one.")
+            f"which fit {tables} and sums of int32 with a fraction of at most {finest}"
+            + ("; scale them down." if finest < 0 else f", not {fraction}; use a smaller one.")
         )
     values, shifts = integers(scaled, fraction, tables, scales)
-    if asked is None:  # no finer than the tables
+    # Int8 scales may all be coarser than the fraction, which then need not be so fine.
+    if requested is None:
         spare = min(int(shifts.min()), fraction)
         shifts, fraction = shifts - spare, fraction - spare
     if targets is not None:
@@ -473,22 +473,23 @@ def _rounded_fields(
 def _fixed_point_fields(
     weights: np.ndarray, out_features: int, scale: float, fraction: int | None
 ) -> dict[str, Any]:
-    kept = round(math.log2(scale))
-    if 2.0**kept != scale or not 0 <= kept <= _MOST_SHIFT or fraction not in (None, kept):
-        asked = "" if fraction is None else f", and fraction is {fraction}"
+    exponent = round(math.log2(scale))
+    if (
+        2.0**exponent != scale
+        or not 0 <= exponent <= _MOST_SHIFT
+        or fraction not in (None, exponent)
+    ):
+        stated = "" if fraction is None else f", and fraction is {fraction}"
         raise ValueError(
-            f"detectors.from_layer: the layer adds integers of the scale {scale:g}{asked}; "
+            f"detectors.from_layer: the layer adds integers of the scale {scale:g}{stated}; "
             "the integer form of these has the scale 2**fraction, "
             f"with a fraction from 0 to {_MOST_SHIFT}."
         )
-    units = np.trunc(np.ldexp(weights.astype(np.float64), kept))
+    units = np.trunc(np.ldexp(weights.astype(np.float64), exponent))
     for name in _DTYPES:
         if np.abs(units).max(initial=0) <= np.iinfo(name).max:
-            return {
-                "values": units.astype(name),
-                "shifts": np.zeros(out_features, int),
-                "fraction": kept,
-            }
+            shifts = np.zeros(out_features, int)
+            return {"values": units.astype(name), "shifts": shifts, "fraction": exponent}
     raise ValueError(
         f"detectors.from_layer: a table holds an entry that is not below {2**31 / scale:g}, "
         f"which the scale {scale:g} does not fit."
@@ -499,8 +500,8 @@ def sums(
     magnitudes: np.ndarray, out_features: int, targets: np.ndarray | None = None, groups: int = 1
 ) -> np.ndarray:
     """Return each output's maximum sum of magnitudes, over all reads of tables ``[T, R, K]``."""
-    outputs, of_group = out_features // groups, len(magnitudes) // groups
-    found = np.zeros((groups, outputs), magnitudes.dtype)
+    outputs, tables_per_group = out_features // groups, len(magnitudes) // groups
+    totals = np.zeros((groups, outputs), magnitudes.dtype)
     for t, table in enumerate(magnitudes):
         if targets is not None:
             reached = np.broadcast_to(targets[t if len(targets) > 1 else 0], table.shape)
@@ -508,8 +509,9 @@ def sums(
             every = np.zeros((len(table), outputs + 1), table.dtype)
             np.add.at(every, (np.arange(len(table))[:, None], reached), table)
             table = every[:, :outputs]
-        found[t // of_group] += table.max(axis=0, initial=0)
-    return found.ravel()
+        # A table adds one of its rows, so at most the largest entry of each column.
+        totals[t // tables_per_group] += table.max(axis=0, initial=0)
+    return totals.ravel()
 
 
 def _check_ids(name: str, ids: np.ndarray, least: int, end: int) -> None:

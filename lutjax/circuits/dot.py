@@ -35,7 +35,8 @@ def function_of(table: int, n: int) -> Function:
         return Function("buffer" if table == 0b10 else "not", *plain)
     ones = [address for address in range(n_entries) if table >> address & 1]
     zeros = [address for address in range(n_entries) if not table >> address & 1]
-    if len(ones) == 1:  # true at one address
+    # True at one address: an AND of inputs, some inverted.
+    if len(ones) == 1:
         inverted = tuple(not ones[0] >> k & 1 for k in range(n))
         return Function("nor", *plain) if all(inverted) else Function("and", inverted, plain[1])
     if len(zeros) == 1:
@@ -85,6 +86,7 @@ def _three_input_functions() -> dict[int, Function]:
         "majority": (("", "", ""), lambda a, b, c: int(a + b + c > 1)),
     }
     known: dict[int, Function] = {}
+    # Fewer inverted inputs first, and `setdefault` keeps the first name of a table.
     every = sorted(itertools.product((False, True), repeat=3), key=sum)
     for inverted, (name, (roles, function)), order in itertools.product(
         every, bases.items(), itertools.permutations(range(3))
@@ -106,10 +108,8 @@ def bit_names(ports: Sequence[Port]) -> list[str]:
     for port in ports:
         for number in range(port.count):
             name = port.name if port.count == 1 else f"{port.name}[{number}]"
-            names += [
-                name if port.format.bits == 1 else f"{name}.{bit}"
-                for bit in range(port.format.bits)
-            ]
+            bits = range(port.format.bits)
+            names += [name] if len(bits) == 1 else [f"{name}.{bit}" for bit in bits]
     return names
 
 
@@ -117,9 +117,9 @@ def colors_of(n_parts: int) -> list[str]:
     """Return a light color for each part."""
     if n_parts <= len(_COLORS):
         return list(_COLORS[:n_parts])
-    colors = (
-        colorsys.hls_to_rgb(k / n_parts, 0.86 if k % 2 else 0.76, 0.75) for k in range(n_parts)
-    )
+    # Neighbors differ in lightness as well, because many hues look alike.
+    lightness = [0.86 if k % 2 else 0.76 for k in range(n_parts)]
+    colors = (colorsys.hls_to_rgb(k / n_parts, lightness[k], 0.75) for k in range(n_parts))
     return ["#" + "".join(f"{round(255 * value):02x}" for value in color) for color in colors]
 
 
@@ -184,10 +184,8 @@ def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) 
             lines += ["  }"] if part else []
             if new:
                 lines.append(f"  subgraph cluster_{n_clusters} {{")
-                lines.append(
-                    f"    label={_label(new)}; style=filled; "
-                    f"color={_quote_text(colors[n_clusters])};"
-                )
+                color = _quote_text(colors[n_clusters])
+                lines.append(f"    label={_label(new)}; style=filled; color={color};")
                 n_clusters += 1
             part, indent = new, "    " if new else "  "
         hexadecimal = f"0x{circuit.tables[gate]:x}"
@@ -198,9 +196,8 @@ def write(circuit: Circuit, name: str = "circuit", *, title: str | None = None) 
     for gate, (function, fanin) in enumerate(zip(functions, circuit.fanins, strict=True)):
         for node, inverted, role in zip(fanin, function.inverted, function.roles, strict=True):
             lines.append(f"  n{node} -> n{first + gate}{_edge(inverted, role)};")
-    for k, (literal, bit) in enumerate(
-        zip(circuit.literals, bit_names(circuit.outputs), strict=True)
-    ):
+    output_bits = zip(circuit.literals, bit_names(circuit.outputs), strict=True)
+    for k, (literal, bit) in enumerate(output_bits):
         lines.append(f'  o{k} [label={_label(bit)}, shape=plaintext, style=""];')
         lines.append(f"  n{literal >> 1} -> o{k}{_edge(bool(literal & 1), '')};")
     return "\n".join([*lines, "}", ""])

@@ -50,9 +50,8 @@ def draw(circuit: Circuit, target: "str | Path | Axes", *, title: str | None = N
     path = Path(target) if isinstance(target, str | Path) else None
     text = dot.write(circuit, title=title if path else None)
     kind = path.suffix[1:].lower() if path else "png"
-    done = subprocess.run(
-        [program, f"-T{kind or 'png'}"], input=text.encode(), capture_output=True, check=False
-    )
+    command = [program, f"-T{kind or 'png'}"]
+    done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
     if done.returncode:
         raise ValueError(f"draw: Graphviz says: {in_a_line(done.stderr.decode(errors='replace'))}")
     if isinstance(target, str | Path):

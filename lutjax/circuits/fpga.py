@@ -127,7 +127,7 @@ class Report:
             }
             for cost in (*self.parts, self.total)
         ]
-        found = {
+        facts = {
             "family": self.family,
             "device": FAMILIES[self.family].device,
             "registers": self.registers,
@@ -136,7 +136,7 @@ class Report:
             "all": costs[-1],
             "tools": dict(self.tools),
         }
-        return json.dumps(found, indent=2) + "\n"
+        return json.dumps(facts, indent=2) + "\n"
 
     def __str__(self) -> str:
         costs = (*self.parts, self.total)
@@ -156,15 +156,10 @@ class Report:
                 numbers = (cost.clock, cost.latency, cost.clock)
                 row += ["-" if number is None else f"{number:.1f}" for number in numbers]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                [
-                    row[0].ljust(widths[0]),
-                    *(word.rjust(w) for word, w in zip(row[1:], widths[1:], strict=True)),
-                ]
-            )
-            for row in rows
-        ]
+        lines = []
+        for first, *others in rows:
+            cells = [word.rjust(w) for word, w in zip(others, widths[1:], strict=True)]
+            lines.append("  ".join([first.ljust(widths[0]), *cells]))
         return "\n".join([*lines, *self._remarks()])
 
     def _remarks(self) -> list[str]:
@@ -228,9 +223,9 @@ def report(
       >>> builder = Builder()
       >>> (a,), (b,), (c,) = builder.input("x", 3)
       >>> builder.output("y", [[builder.gate([a, b, c], 0b10010110)]])
-      >>> found = fpga.report(builder.circuit(), "ice40", place=False) if yosys.is_installed() else None
-      >>> found is None or (found.total.luts, found.total.levels) == (1, 1)
-      True
+      >>> if yosys.is_installed():
+      ...     report = fpga.report(builder.circuit(), "ice40", place=False)
+      ...     assert (report.total.luts, report.total.levels) == (1, 1)
     """
     if family not in FAMILIES:
         raise ValueError(
@@ -238,7 +233,8 @@ def report(
         )
     if clock is not None and not 0 < clock < float("inf"):
         raise ValueError(f"fpga.report: clock is {clock!r}; it must be a number of MHz above 0.")
-    verilog.latency(circuit, registers)  # checks registers
+    # Raises for wrong registers before a tool runs for minutes.
+    verilog.latency(circuit, registers)
     program = _find(family) if place else None
     tools = {"lutjax": __version__}
     if yosys.is_installed():
@@ -246,10 +242,8 @@ def report(
     if program is not None:
         tools[program] = _programs.run([program, "--version"], ".", 60)[1].strip().splitlines()[-1]
     costs = []
-    for name, part in [
-        *((name, part_of(circuit, name)) for name in circuit.part_ranges),
-        ("all", circuit),
-    ]:
+    parts = {name: part_of(circuit, name) for name in circuit.part_ranges}
+    for name, part in [*parts.items(), ("all", circuit)]:
         progress(f"mapping {name}")
         cost = _map_cells(part, name, FAMILIES[family], registers, seconds)
         if not place:
@@ -289,19 +283,18 @@ def part_of(circuit: Circuit, name: str) -> Circuit:
         )
     gates, first = circuit.part_ranges[name], circuit.first_gate
     inside = range(first + gates.start, first + gates.stop)
-    read = sorted(
-        {node for g in gates for node in circuit.fanins[g] if node and node not in inside}
-    )
+    all_read = {node for g in gates for node in circuit.fanins[g]}
+    read = sorted(node for node in all_read if node and node not in inside)
     needed = {literal >> 1 for literal in circuit.literals}
     needed.update(node for g in range(gates.stop, len(circuit)) for node in circuit.fanins[g])
-    left = [node for node in inside if node in needed]
+    used_outside = [node for node in inside if node in needed]
     number = {0: 0, **{node: k for k, node in enumerate([*read, *inside], 1)}}
     return Circuit(
         inputs=(Port("x", len(read)),) if read else (),
-        outputs=(Port("y", len(left)),) if left else (),
+        outputs=(Port("y", len(used_outside)),) if used_outside else (),
         fanins=tuple(tuple(number[node] for node in circuit.fanins[g]) for g in gates),
         tables=tuple(circuit.tables[g] for g in gates),
-        literals=tuple(2 * number[node] for node in left),
+        literals=tuple(2 * number[node] for node in used_outside),
     )
 
 
@@ -325,9 +318,8 @@ def _map_cells(
 ) -> Cost:
     counts = dict.fromkeys((*_COUNTS, "levels"), 0)
     if circuit.outputs:
-        cells = _cells(
-            {"a.v": verilog.write(circuit, registers=registers)}, "circuit", family, seconds
-        )
+        files = {"a.v": verilog.write(circuit, registers=registers)}
+        cells = _cells(files, "circuit", family, seconds)
         for kind, beginnings in family.cells.items():
             counts[kind] = sum(cell["type"].startswith(beginnings) for cell in cells if beginnings)
         counts["levels"] = _levels(cells, family)
@@ -336,16 +328,13 @@ def _map_cells(
 
 
 def _cells(
-    files: Mapping[str, str],
-    top: str,
-    family: Family,
-    seconds: float | int,
+    files: Mapping[str, str], top: str, family: Family, seconds: float | int,
     folder: str | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Map a Verilog module with Yosys and return its cells; a folder receives ``mapped.json``."""
     if folder is None:
-        with tempfile.TemporaryDirectory() as made:
-            return _cells(files, top, family, seconds, made)
+        with tempfile.TemporaryDirectory() as temporary:
+            return _cells(files, top, family, seconds, temporary)
     for name, text in files.items():
         pathlib.Path(folder, name).write_text(text, encoding="utf-8")
     commands = [
@@ -356,8 +345,8 @@ def _cells(
         "write_json mapped.json",
     ]
     yosys.run(commands, folder, seconds=seconds, where="fpga.report")
-    found = json.loads(pathlib.Path(folder, "mapped.json").read_bytes())
-    return list(found["modules"][top]["cells"].values())
+    design = json.loads(pathlib.Path(folder, "mapped.json").read_bytes())
+    return list(design["modules"][top]["cells"].values())
 
 
 def _levels(cells: Sequence[Mapping[str, Any]], family: Family) -> int:
@@ -371,7 +360,10 @@ def _levels(cells: Sequence[Mapping[str, Any]], family: Family) -> int:
                 reads[k] += bits
             elif not cell["type"].startswith(_SEQUENTIAL):
                 drivers.update(dict.fromkeys(bits, k))
+    # No register drives a net above, so its output starts a path.
     level: dict[int, int] = {}
+    # Depth first with a stack, as paths may be longer than Python's recursion limit. Cells that
+    # read their own output, such as carries, do not wait for themselves.
     for root in range(len(cells)):
         stack = [root]
         while stack:
@@ -397,44 +389,34 @@ def _place_cells(
     layout: pathlib.Path | None,
     seconds: float | int,
 ) -> Cost:
-    """Return a cost with the nextpnr clock of the circuit between registers.
-
-    A device has fewer pins than a circuit has inputs and outputs. Inputs therefore come from a
-    shift register, and a register stores the answers and outputs their parity.
-    """
+    """Return a cost with the nextpnr clock of the circuit between registers."""
+    # A device has fewer pins than a circuit has inputs and outputs. Inputs therefore come from a
+    # shift register, and a register stores the answers and outputs their parity.
     with tempfile.TemporaryDirectory() as folder:
         files = {
             "a.v": verilog.write(circuit, registers=registers),
             "top.v": _wrapper(circuit, registers),
         }
         _cells(files, "top", family, seconds, folder)
-        words = [
-            program,
-            *family.nextpnr[1:],
-            "--json",
-            "mapped.json",
-            "--report",
-            "report.json",
-            "--seed",
-            "1",
-        ]
-        words += ["--timing-allow-fail", "--freq", f"{clock or 1000:g}"]
+        # A fixed seed makes placement reproducible. Without a clock, nextpnr tries to reach a
+        # frequency that no family has, and reports the best that it found.
+        words = [program, *family.nextpnr[1:], "--json", "mapped.json", "--report", "report.json"]
+        words += ["--seed", "1", "--timing-allow-fail", "--freq", f"{clock or 1000:g}"]
         if layout is not None:
             words += ["--placed-svg", "layout.svg"]
         try:
             status, printed = _programs.run(words, folder, seconds)
         except TimeoutError:
-            return dataclasses.replace(
-                cost, unplaced=f"{program} was not done after {seconds:g} seconds"
-            )
-        found = pathlib.Path(folder, "report.json")
-        if status or not found.is_file():
+            why = f"{program} was not done after {seconds:g} seconds"
+            return dataclasses.replace(cost, unplaced=why)
+        report_file = pathlib.Path(folder, "report.json")
+        if status or not report_file.is_file():
             errors = [line for line in printed.splitlines() if line.startswith("ERROR")]
             why = " ".join((errors or [printed])[0].split())[-200:]
             return dataclasses.replace(cost, unplaced=f"{program} says: {why}")
         if layout is not None:
             shutil.copyfile(pathlib.Path(folder, "layout.svg"), layout)
-        clocks = [of["achieved"] for of in json.loads(found.read_bytes())["fmax"].values()]
+        clocks = [of["achieved"] for of in json.loads(report_file.read_bytes())["fmax"].values()]
     if not clocks:
         return dataclasses.replace(cost, unplaced=f"{program} finds no path between registers")
     return dataclasses.replace(cost, clock=min(clocks))

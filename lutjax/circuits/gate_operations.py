@@ -6,6 +6,7 @@ other processors need at most four or five. Larger tables are decomposed.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 
 from lutjax.circuits import truth
@@ -53,18 +54,16 @@ def operations(
     literals = [ZERO, *(bit for (bit,) in builder.input("x", n))] if n else [ZERO]
     if bits is not None:
         literals = [ZERO, *(literals[k >> 1] ^ k & 1 for k in bits)]
-    if found := walk_literals(circuit, literals, functools.partial(_gate, builder)):
-        builder.output("y", [[literal] for literal in found])
-    made = builder.circuit()
-    orders = [
-        _order_inputs(table, len(nodes))
-        for nodes, table in zip(made.fanins, made.tables, strict=True)
-    ]
-    fanins = [
-        tuple([nodes[i] for i in order])
-        for nodes, (order, _) in zip(made.fanins, orders, strict=True)
-    ]
-    return Operations(n, fanins, [table for _, table in orders], list(made.literals))
+    if output_literals := walk_literals(circuit, literals, functools.partial(_gate, builder)):
+        builder.output("y", [[literal] for literal in output_literals])
+    small = builder.circuit()
+    # Tables that differ only in the order of their inputs become equal: fewer macros and kinds.
+    fanins, tables = [], []
+    for nodes, table in zip(small.fanins, small.tables, strict=True):
+        order, ordered_table = _order_inputs(table, len(nodes))
+        fanins.append(tuple([nodes[i] for i in order]))
+        tables.append(ordered_table)
+    return Operations(n, fanins, tables, list(small.literals))
 
 
 def inputs_read(program: Operations) -> list[int]:
@@ -80,34 +79,30 @@ def _gate(builder: Builder, literals: Sequence[Literal], table: int) -> Literal:
     literals, n = [2 * node for node in nodes], len(nodes)
     if n <= 3:
         return builder.gate(literals, table)
+    # Half of all tables are inverses of the others: the decompositions are found for one half.
     if table & 1:
         return _gate(builder, literals, table ^ truth.FULL[n]) ^ 1
+    # A table of the number of ones, such as a vote, is a counter with a small table.
     if symmetric := _find_symmetry(table, n):
         phases, answers = symmetric
         counted = [literal | phase for literal, phase in zip(literals, phases, strict=True)]
         return _gate(builder, popcount(builder, counted), answers)
-    if n == 4 and (found := _two_steps(table)):
-        inner, inner_table, outer, outer_table = found
+    if n == 4 and (steps := _two_steps(table)):
+        inner, inner_table, outer, outer_table = steps
         first = builder.gate([literals[i] for i in inner], inner_table)
         return builder.gate([first, *[literals[i] for i in outer]], outer_table)
     i, halves, outer_table = _split(table, n)
     rest = literals[:i] + literals[i + 1 :]
-    return builder.gate(
-        [*(_gate(builder, rest, half) for half in halves), literals[i]], outer_table
-    )
+    combined = [_gate(builder, rest, half) for half in halves]
+    return builder.gate([*combined, literals[i]], outer_table)
 
 
 @functools.lru_cache(maxsize=512)
 def _order_inputs(table: int, n: int) -> tuple[tuple[int, ...], int]:
     """Return the input order with the smallest table, and this table, for two or three inputs."""
-    orders = (
-        [(0, 1), (1, 0)]
-        if n == 2
-        else [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
-    )
-    return min(
-        ((order, truth.permute(table, n, order)) for order in orders), key=lambda found: found[1]
-    )
+    orders = itertools.permutations(range(n))
+    ordered = ((order, truth.permute(table, n, order)) for order in orders)
+    return min(ordered, key=lambda pair: pair[1])
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -127,14 +122,16 @@ def _find_symmetry(table: int, n: int) -> tuple[tuple[int, ...], int] | None:
         phases.append(1)
     bits = n.bit_length()
     answers = [table >> ((1 << k) - 1) & 1 for k in range(n + 1)]
-    found = []
-    for inverted, given in enumerate((answers, answers[::-1])):  # zeros can be counted as well
-        known = sum(answer << k for k, answer in enumerate(given))
-        # Outputs for counts above n, which never occur.
+    candidates = []
+    # Zeros can be counted as well: the inverted inputs.
+    for inverted, answers_of_count in enumerate((answers, answers[::-1])):
+        known = sum(answer << k for k, answer in enumerate(answers_of_count))
+        # Counts above n never occur: try all their outputs, for a table of fewer bits.
         for unused in range(1 << (1 << bits) - (n + 1)):
             filled = known | unused << (n + 1)
-            found.append((len(truth.support(filled, bits)), inverted, filled))
-    _, inverted, filled = min(found)  # prefer the fewest inputs
+            candidates.append((len(truth.support(filled, bits)), inverted, filled))
+    # Prefer the fewest inputs.
+    _, inverted, filled = min(candidates)
     return tuple(phase ^ inverted for phase in phases), filled
 
 
@@ -142,14 +139,19 @@ def _find_symmetry(table: int, n: int) -> tuple[tuple[int, ...], int] | None:
 def _two_steps(table: int) -> tuple[tuple[int, ...], int, tuple[int, ...], int] | None:
     """Decompose a four-input table into two nested three-input tables, or return None.
 
-    The result has the inner inputs, the inner table, the outer inputs after the inner output, and
-    the outer table.
+    Returns:
+      The inner inputs, the inner table, the outer inputs after the inner output, and the outer
+      table.
     """
+    # The outer table reads input d, the output of the inner table, and an input e that the inner
+    # table reads as well.
     for d in range(4):
         inner = tuple(i for i in range(4) if i != d)
         halves = truth.cofactor(table, 4, d, 0), truth.cofactor(table, 4, d, 1)
-        for e in range(3):  # the outer table may also use an inner input
-            found, outer = [0, 0], 0
+        for e in range(3):
+            cores, outer = [0, 0], 0
+            # For each value of e, the table over the two inner inputs must be constant, one core
+            # table, or its inverse, on both sides of d.
             for value in (0, 1):
                 core = None
                 for side, half in enumerate(halves):
@@ -164,13 +166,13 @@ def _two_steps(table: int) -> tuple[tuple[int, ...], int, tuple[int, ...], int] 
                         break
                     outer |= answers << (2 * side + 4 * value)
                 else:
-                    found[value] = core or 0
+                    cores[value] = core or 0
                     continue
                 break
             else:
                 at = [k for k in range(3) if k != e]
-                inner_table = truth.expand(found[0], 2, at, 3) & truth.LOW[3][e]
-                inner_table |= truth.expand(found[1], 2, at, 3) & truth.variable(3, e)
+                inner_table = truth.expand(cores[0], 2, at, 3) & truth.LOW[3][e]
+                inner_table |= truth.expand(cores[1], 2, at, 3) & truth.variable(3, e)
                 return inner, inner_table, (d, inner[e]), outer
     return None
 
@@ -226,7 +228,8 @@ def short_lived(program: Operations) -> Operations:
     groups: list[list[int]] = []  # operations over the same nodes
     group_of: dict[tuple[int, ...], int] = {}
     group: list[int] = []  # for each operation
-    readers: list[list[int]] = [[] for _ in range(first + len(program))]  # groups, for each node
+    # Groups that read each node.
+    readers: list[list[int]] = [[] for _ in range(first + len(program))]
     for g, nodes in enumerate(program.fanins):
         key = tuple(sorted(nodes))
         k = group_of.setdefault(key, len(groups))
@@ -237,10 +240,12 @@ def short_lived(program: Operations) -> Operations:
                 readers[n].append(k)
         groups[k].append(g)
     nodes_of = [program.fanins[members[0]] for members in groups]
-    waits = [sum(n >= first for n in nodes) for nodes in nodes_of]  # for this number of values
+    # The number of values that each group waits for.
+    waits = [sum(n >= first for n in nodes) for nodes in nodes_of]
     unread = [len(r) for r in readers]
     for n in (*range(first), *(k >> 1 for k in program.literals)):
-        unread[n] = len(groups) + 1  # inputs and outputs stay
+        # Inputs and outputs stay, so no operation is their last reader.
+        unread[n] = len(groups) + 1
     placed, order = bytearray(len(groups)), []
 
     def schedule(start: int) -> None:
@@ -284,16 +289,18 @@ def short_lived(program: Operations) -> Operations:
 def in_runs(program: Operations, window: int) -> Operations:
     """Group operations with equal tables, within `window` operations."""
     first, order = program.first, []
+    # Levels within the window: operations of a level are independent, and can be sorted by table.
     level = [0] * (first + len(program))  # for each operation, in its window
     for start in range(0, len(program), window):
-        here = range(start, min(start + window, len(program)))
-        for g in here:
-            level[first + g] = 1 + max(
-                [level[n] for n in program.fanins[g] if n >= first + start], default=0
-            )
-        order += sorted(
-            here, key=lambda g: (level[first + g], len(program.fanins[g]), program.tables[g])
-        )
+        in_window = range(start, min(start + window, len(program)))
+        for g in in_window:
+            earlier = [level[n] for n in program.fanins[g] if n >= first + start]
+            level[first + g] = 1 + max(earlier, default=0)
+
+        def kind(g: int) -> tuple[int, int, int]:
+            return level[first + g], len(program.fanins[g]), program.tables[g]
+
+        order += sorted(in_window, key=kind)
     return _reorder_operations(program, order)
 
 
@@ -314,6 +321,7 @@ def assign_slots(program: Operations, chunk: int) -> tuple[list[int], int]:
     where, free, count = [-1] * len(program), [], 0
     expiring: list[list[int]] = [[] for _ in range(n_chunks + 1)]
     for now in range(n_chunks):
+        # With one operation per chunk, the value may take the slot of a value that it reads last.
         if chunk == 1:
             free += expiring[now]
         for g in range(now * chunk, min((now + 1) * chunk, len(program))):

@@ -121,12 +121,10 @@ class IntegerLanguageModel:
             tables_in_file = self.n_values > MOST_EMBEDDED
         n_bytes = self.n_values * self.dtype.itemsize
         if n_bytes > _MOST_TABLE_BYTES:
+            smaller = ", or tables of int8." if self.dtype == np.int16 else "."
             raise ValueError(
-                (
-                    f"to_c: the tables have {n_bytes:,} bytes; "
-                    f"programs address at most {_MOST_TABLE_BYTES:,}. Take a smaller model"
-                )
-                + (", or tables of int8." if self.dtype == np.int16 else ".")
+                f"to_c: the tables have {n_bytes:,} bytes; "
+                f"programs address at most {_MOST_TABLE_BYTES:,}. Take a smaller model{smaller}"
             )
         files = {name: read_source(name) for name in _SOURCES}
         files["model.h"] = self._sizes(tables_in_file)
@@ -135,6 +133,7 @@ class IntegerLanguageModel:
         texts = {name: text.encode("ascii") for name, text in files.items()}
         if not tables_in_file:
             return texts
+        # Files have the same bytes on every processor.
         little = self.dtype.newbyteorder("<")
         return {**texts, TABLES_FILE: b"".join(t.astype(little).tobytes() for t in self._tables())}
 
@@ -245,11 +244,8 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
             f"memory is {config.memory!r}, which programs do not support; train with 'window'."
         )
     read = [(np.asarray(b.attention.layer.weights[...]), b.attention.layer) for b in model.layers]
-    ffn = [
-        (np.asarray(b.ffn.layer.weights[...]), b.ffn.layer)
-        for b in model.layers
-        if b.ffn is not None
-    ]
+    ffn_layers = [b.ffn.layer for b in model.layers if b.ffn is not None]
+    ffn = [(np.asarray(layer.weights[...]), layer) for layer in ffn_layers]
     embedding = np.asarray(model.embedding[...]).astype(np.float64)
     window, pairs = config.context - 1, config.attention != "concatenated"
     positions = [
@@ -258,12 +254,10 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
         else np.zeros((window, 1, 0))
         for _, layer in read
     ]
-    fraction = _fraction(
-        [(weights, window) for weights, _ in read] + [(weights, 1) for weights, _ in ffn],
-        np.abs(embedding).max(0),
-        max(float(np.abs(p).max(initial=0)) for p in positions) if pairs else 0.0,
-        tables,
-    )
+    # Attention adds once per position of its window, a feedforward layer once.
+    added = [(weights, window) for weights, _ in read] + [(weights, 1) for weights, _ in ffn]
+    largest_position = max(float(np.abs(p).max(initial=0)) for p in positions) if pairs else 0.0
+    fraction = _fraction(added, np.abs(embedding).max(0), largest_position, tables)
     unembed = np.asarray(model.unembed.weights[...])
     logit_fraction = _fraction([(unembed, 1)], np.zeros(_BYTES), 0.0, tables)
 
@@ -276,7 +270,8 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
         values, shifts = integers(weights, fraction, tables)
         anchors = np.asarray(layer.anchors[...])
         if config.attention == "pair_interleaved":
-            # From interleaved to concatenated order.
+            # Inputs alternate between the three vectors of a pair. Programs have them one after
+            # another.
             anchors = anchors % 3 * config.features + anchors // 3
         numbers = _units(position, fraction) if pairs else (position > 0).astype(np.int32)
         attention.append(IntegerAttention(anchors, values, shifts, numbers, pairs))
@@ -303,10 +298,8 @@ def _fraction(
             raise _error("a table has infinite or NaN entries, which integers cannot represent.")
         reached = magnitudes(weights, dtype)
         most = most + times * sums(reached, len(start))
-        largest, n_addends = (
-            max(largest, float(reached.max(initial=0))),
-            n_addends + times * len(weights),
-        )
+        largest = max(largest, float(reached.max(initial=0)))
+        n_addends += times * len(weights)
     bound = max(float(most.max(initial=0)), apart)
     fraction = finest_fraction(bound, largest, n_addends, dtype, limit=EXACT - 1)
     if fraction < 0:
@@ -319,6 +312,7 @@ def _fraction(
 
 
 def _units(numbers: np.ndarray, fraction: int) -> np.ndarray:
+    # Ties round up, as in all tables.
     units: np.ndarray = np.floor(np.ldexp(numbers, fraction) + 0.5).astype(np.int32)
     return units
 
@@ -352,12 +346,8 @@ class Draws:
     """
 
     def __init__(self, *, seed: int, fraction: int, temperature: int, top_k: int = _BYTES):
-        self._state, self._fraction, self._temperature, self._top_k = (
-            seed,
-            fraction,
-            temperature,
-            top_k,
-        )
+        self._state, self._fraction = seed, fraction
+        self._temperature, self._top_k = temperature, top_k
         self._powers = powers().astype(np.uint64)
 
     def __call__(self, logits: Int[np.ndarray, " bytes"]) -> int:
@@ -366,6 +356,7 @@ class Draws:
             return int(logits.argmax())
         below = (int(logits.max()) - logits.astype(np.int64)).astype(np.uint64)
         weights = self._weights(below)
+        # Among equal logits, lower bytes rank first, as in the program.
         rank = np.argsort(-logits.astype(np.int64), kind="stable")
         weights[rank[self._top_k :]] = 0
         drawn = self._next_number() % int(weights.sum())
@@ -373,18 +364,18 @@ class Draws:
 
     def _weights(self, below: np.ndarray) -> np.ndarray:
         u = np.uint64
+        # The exponent e, in units of 2**-16, splits into its whole part and two bytes, which have a
+        # table of powers each.
         e = below * u(_LOG2_E * TEMPERATURES) // u(self._temperature << self._fraction)
-        whole, coarse, fine = (
-            e >> u(16),
-            self._powers[e >> u(8) & u(255)],
-            self._powers[256:][e & u(255)],
-        )
-        weights: np.ndarray = np.where(
-            whole > 31, u(0), coarse * fine >> u(31) >> np.minimum(whole, u(31))
-        )
+        whole, coarse_byte, fine_byte = e >> u(16), e >> u(8) & u(255), e & u(255)
+        coarse, fine = self._powers[coarse_byte], self._powers[256:][fine_byte]
+        # Shifts by 64 bits or more are undefined, and weights below 2**-31 are 0 anyway.
+        shifted = coarse * fine >> u(31) >> np.minimum(whole, u(31))
+        weights: np.ndarray = np.where(whole > 31, u(0), shifted)
         return weights
 
     def _next_number(self) -> int:
+        # SplitMix64: two multiplications and shifts per number, and any seed is as good as another.
         mask = 2**64 - 1
         self._state = r = self._state + 0x9E3779B97F4A7C15 & mask
         r = (r ^ r >> 30) * 0xBF58476D1CE4E5B9 & mask
@@ -423,13 +414,10 @@ class Text:
 
 def texts_to_json(texts: Sequence[Text]) -> str:
     """Return texts as JSON, with bytes in hexadecimal."""
-    rows = [
-        {
-            name: x.hex() if isinstance(x, bytes) else x
-            for name, x in dataclasses.asdict(text).items()
-        }
-        for text in texts
-    ]
+    rows = []
+    for text in texts:
+        fields = dataclasses.asdict(text).items()
+        rows.append({name: x.hex() if isinstance(x, bytes) else x for name, x in fields})
     return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
 
 
@@ -445,13 +433,11 @@ def texts_from_json(text: str | bytes) -> list[Text]:
 
 
 def _text(fields: Fields, row: Any) -> Text:
-    prompt, continuation = (
-        bytes.fromhex(fields.field(row, name, str)) for name in ("prompt", "continuation")
-    )
+    prompt = bytes.fromhex(fields.field(row, "prompt", str))
+    continuation = bytes.fromhex(fields.field(row, "continuation", str))
     logits = fields.field(row, "logits", list)
-    temperature, top_k, seed = (
-        fields.field(row, name, int) for name in ("temperature", "top_k", "seed")
-    )
+    numbers = (fields.field(row, name, int) for name in ("temperature", "top_k", "seed"))
+    temperature, top_k, seed = numbers
     limits = (0 <= temperature <= 1000 * TEMPERATURES, 1 <= top_k <= _BYTES, 0 <= seed < 1 << 64)
     if not all(limits) or not prompt or not continuation:
         raise ValueError(
@@ -468,17 +454,13 @@ def _text(fields: Fields, row: Any) -> Text:
 
 def parse_header(header: str) -> tuple[dict[str, Any], list[str]]:
     """Return the model facts in ``model.h``, and the program files except the Makefile."""
-    sizes = {
-        name: int(size)
-        for name, size in re.findall(r"^#define LM_(\w+) (\d{1,12})$", header, re.MULTILINE)
-    }
+    defines = re.findall(r"^#define LM_(\w+) (\d{1,12})$", header, re.MULTILINE)
+    sizes = {name: int(size) for name, size in defines}
     values = re.findall(r"^typedef (int8|int16)_t lm_value;$", header, re.MULTILINE)
     needed = {"TABLE_SIZE", "FRACTION", "LOGIT_FRACTION", "WINDOW", "TABLES_IN_FILE"}
     if len(values) != 1 or not needed <= set(sizes):
-        raise ValueError(
-            "model.h does not state "
-            f"{', '.join(sorted(needed - set(sizes))) or 'one type of values'}."
-        )
+        what = ", ".join(sorted(needed - set(sizes))) or "one type of values"
+        raise ValueError(f"model.h does not state {what}.")
     facts = {
         "tables": values[0],
         "values": sizes["TABLE_SIZE"],
@@ -522,13 +504,14 @@ def verify(folder: Path, *, compiler: str = "cc", flags: Sequence[str] = ("-O2",
                 options = (*options, "-m", str((folder / TABLES_FILE).absolute()))
             words = [str(program), *text.options(n_bytes), *options]
             try:
-                return subprocess.run(
+                done = subprocess.run(
                     words, input=text.prompt, check=True, capture_output=True, timeout=_SECONDS
-                ).stdout
+                )
             except subprocess.TimeoutExpired:
                 raise DifferenceError(
                     f"the program has not ended after {_SECONDS} seconds."
                 ) from None
+            return done.stdout
 
         for k, text in enumerate(texts):
             try:

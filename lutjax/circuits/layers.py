@@ -68,9 +68,9 @@ def circuit_from_layers(
             raise _error(
                 f"inputs are columns with {len(rows.bits)} bits; the first layer reads {n_bits}."
             )
-        numbers = [
-            number for port in rows.ports for number in builder.input(port.name, 1, port.format)
-        ]
+        numbers = []
+        for port in rows.ports:
+            numbers += builder.input(port.name, 1, port.format)
         builder.start_part("encoder")
         bits = bits_of_rows(builder, rows, numbers)
     elif encoder is None:
@@ -88,22 +88,26 @@ def circuit_from_layers(
         builder.output("y", [[bit] for bit in bits], Format())
     else:
         _vote(builder, bits, votes.k, outputs)
+    # Thresholds outside the circuit are needed to run it, and the columns to encode rows.
     unread = encoder if format is None and rows is None else None
-    described = {} if rows is None else {"columns": rows.facts()}
-    return builder.circuit({**_facts(unread, between, votes), **described, **about})
+    facts = _facts(unread, between, votes)
+    if rows is not None:
+        facts["columns"] = rows.facts()
+    return builder.circuit({**facts, **about})
 
 
 def _facts(
     unread: "_Thermometer | None", layers: "list[_Layer]", votes: "_Votes | None"
 ) -> dict[str, Any]:
     """Return network facts, including the thresholds of a thermometer outside the circuit."""
-    facts: dict[str, Any] = (
-        {"kind": "network"} if votes is None else {"kind": "classifier", "n_classes": votes.k}
-    )
+    facts: dict[str, Any] = {"kind": "network"}
+    if votes is not None:
+        facts = {"kind": "classifier", "n_classes": votes.k}
     facts["layers"] = [layer.n_gates for layer in layers]
     if layers and isinstance(layers[0], _Trees):
         facts["image"] = list(layers[0].spec.in_shape[:2])
-    if unread is not None:  # JSON has no infinity
+    if unread is not None:
+        # JSON has no infinity.
         facts["thresholds"] = [
             [t if math.isfinite(t) else str(t) for t in row] for row in unread.thresholds.tolist()
         ]
@@ -171,11 +175,8 @@ class _Gates:
 
     def __call__(self, builder: Builder, bits: list[Literal]) -> list[Literal]:
         gate = builder.gate
-        tables = tables_of(self.truth)
-        return [
-            gate([bits[i] for i in wires], table)
-            for wires, table in zip(self.wires.tolist(), tables, strict=True)
-        ]
+        gates = zip(self.wires.tolist(), tables_of(self.truth), strict=True)
+        return [gate([bits[i] for i in wires], table) for wires, table in gates]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,10 +208,12 @@ class _Trees:
         gates = list(zip(self.wires.tolist(), tables_of(self.truth), strict=True))
         trees = np.empty((*spec.places, spec.n_kernels), object)
         for place in np.ndindex(*spec.places):
+            # Wires count the window and the gates so far; the last gates are the kernel outputs.
             values = windows[place].tolist()
             for wires, table in gates:
                 values.append(builder.gate([values[i] for i in wires], table))
             trees[place] = values[-spec.n_kernels :]
+        # Pooling is the OR of the bits at its sites.
         (height, width), around = spec.pooling
         rows, columns, kernels = spec.out_shape
         pools = _pad_image(trees, around).reshape(rows, height, columns, width, kernels)
@@ -223,7 +226,8 @@ class _Votes:
     k: int
     n_inputs: int
 
-    n_outputs = 0  # no layer follows sums
+    # No layer follows sums.
+    n_outputs = 0
 
 
 _Layer = _Thermometer | _Gates | _Trees
@@ -231,20 +235,23 @@ _Stage = _Layer | _Votes
 
 
 def _pad_image(image: np.ndarray, around: tuple[int, int]) -> np.ndarray:
-    """Pad a literal image with zero rows and columns; np.pad would turn literals into NumPy integers."""
+    """Pad a literal image with zero rows and columns."""
     (rows, columns), (height, width, channels) = around, image.shape
-    found = np.full((height + 2 * rows, width + 2 * columns, channels), ZERO, image.dtype)
-    found[rows : rows + height, columns : columns + width] = image
-    return found
+    # np.pad would turn literals into NumPy integers.
+    padded = np.full((height + 2 * rows, width + 2 * columns, channels), ZERO, image.dtype)
+    padded[rows : rows + height, columns : columns + width] = image
+    return padded
 
 
 def tables_of(truth: np.ndarray) -> list[int]:
     """Convert bool tables ``[gates, 2**inputs]`` for a `Builder`."""
+    # Bit k of a table is the output for the inputs with the code k.
     packed = np.packbits(truth.astype(bool), axis=1, bitorder="little")
     return [int.from_bytes(row, "little") for row in packed.tolist()]
 
 
 def _or_bits(builder: Builder, bits: list[Literal]) -> Literal:
+    # A balanced tree has the fewest levels.
     while len(bits) > 1:
         pairs = [builder.gate(bits[i : i + 2], _OR) for i in range(0, len(bits) - 1, 2)]
         bits = pairs + bits[2 * len(pairs) :]
@@ -282,6 +289,7 @@ def _format(inputs: str | Format, encoder: _Thermometer | None) -> Format | None
         if inputs == Format():
             return None
         raise ValueError(f"{where}: without a thermometer, the first layer reads bits; use 'bits'.")
+    # A circuit compares the numbers as they are, while the model may round them first.
     largest = int(jnp.finfo(encoder.dtype).nmant) + 1  # type: ignore[no-untyped-call]
     if inputs.bits - inputs.signed > largest:
         raise ValueError(

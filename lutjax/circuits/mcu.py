@@ -144,18 +144,16 @@ def _library(
         )
     if not circuit.inputs or not circuit.outputs:
         raise ValueError("mcu.write: circuit has no inputs or no outputs; expected both.")
-    program = _microcontroller.program(circuit, layers)
+    program = _microcontroller.make_program(circuit, layers)
     if layers is not None:
         _check_same(circuit, layers, program)
     n = len(program.operations)
-    chosen: Style = (
-        "functions" if style == "functions" or (style == "auto" and n <= of.functions) else "tables"
-    )
+    chosen: Style = "tables"
+    if style == "functions" or (style == "auto" and n <= of.functions):
+        chosen = "functions"
     sources, memory, tables = _microcontroller.source(program, name, chosen, of.chunk)
-    for what, bytes_, most in (
-        ("tables", tables, of.address[0]),
-        ("values", memory, of.address[1]),
-    ):
+    needs = ("tables", tables, of.address[0]), ("values", memory, of.address[1])
+    for what, bytes_, most in needs:
         if bytes_ > most:
             raise ValueError(
                 f"mcu.write: the circuit of {n:,} operations needs {bytes_:,} bytes of {what}; "
@@ -163,7 +161,8 @@ def _library(
                 "or choose another target."
             )
     board, platform, framework, architecture = of.boards
-    given = [*sample, *(np.zeros(port.count, int) for port in circuit.inputs[len(sample) :])]
+    # The example sketch takes zeros for inputs without a sample.
+    numbers = [*sample, *(np.zeros(port.count, int) for port in circuit.inputs[len(sample) :])]
     values = {
         "name": name,
         "title": f"{name}: {circuit!r}",
@@ -172,21 +171,17 @@ def _library(
         "board": board,
         "platform": platform,
         "framework": framework,
-        "arrays": [*c99.sample_arrays(circuit, given), *c99.output_arrays(circuit, 1)],
+        "arrays": [*c99.sample_arrays(circuit, numbers), *c99.output_arrays(circuit, 1)],
         "call": f"  {_microcontroller.call(circuit, name)}",
         "print": [
             _templates.fill_template("mcu_print.ino", port=port.name, count=port.count).rstrip()
             for port in circuit.outputs
         ],
     }
-    files = {
-        f"examples/{name}/{name}.ino": _templates.fill_template("mcu.ino", **values),
-        **{
-            path: _templates.fill_template(f"mcu_{path}", **values)
-            for path in ("library.json", "library.properties", "platformio.ini")
-        },
-        **{f"src/{path}": text for path, text in sources.items()},
-    }
+    files = {f"examples/{name}/{name}.ino": _templates.fill_template("mcu.ino", **values)}
+    for path in ("library.json", "library.properties", "platformio.ini"):
+        files[path] = _templates.fill_template(f"mcu_{path}", **values)
+    files |= {f"src/{path}": text for path, text in sources.items()}
     return files, n, chosen
 
 
@@ -211,10 +206,12 @@ def c_test(circuit: Circuit, *samples: Shaped[np.ndarray, "..."], name: str = "c
 
 
 def _check_same(circuit: Circuit, layers: Circuit, program: _microcontroller.Program) -> None:
+    # The layers give the program its rows of operations: a network that was trained further, or
+    # another network, would give other answers.
     samples = random_samples(circuit, 256)
-    found = _microcontroller.evaluate(program, samples)
+    answers = _microcontroller.evaluate(program, samples)
     expected = evaluate_ports(circuit, samples).values()
-    wrong = sum((a != b).any(1) for a, b in zip(found, expected, strict=True)).astype(bool).sum()
+    wrong = sum((a != b).any(1) for a, b in zip(answers, expected, strict=True)).astype(bool).sum()
     if wrong:
         raise ValueError(
             f"mcu.write: layers differs from the circuit on {wrong} of 256 random samples."
@@ -224,12 +221,11 @@ def _check_same(circuit: Circuit, layers: Circuit, program: _microcontroller.Pro
 def random_samples(circuit: Circuit, n: int, seed: int = 0) -> list[np.ndarray]:
     """Return random values ``[n, count]`` for each input port."""
     draw = np.random.default_rng(seed)
-    return [
-        numbers_of(port, draw.integers(0, 2, (port.n_bits, n), dtype=np.uint8)).reshape(
-            n, port.count
-        )
-        for port in circuit.inputs
-    ]
+    samples = []
+    for port in circuit.inputs:
+        bits = draw.integers(0, 2, (port.n_bits, n), dtype=np.uint8)
+        samples.append(numbers_of(port, bits).reshape(n, port.count))
+    return samples
 
 
 # ------------------------------------------------------------------------------------------- report
@@ -271,37 +267,29 @@ class Report:
 
     def to_json(self) -> str:
         """Return the report as a JSON object: bytes, instructions and cycles."""
-        return (
-            json.dumps(
-                {**dataclasses.asdict(self), "machine": TARGETS[self.target].machine}, indent=2
-            )
-            + "\n"
-        )
+        fields = {**dataclasses.asdict(self), "machine": TARGETS[self.target].machine}
+        return json.dumps(fields, indent=2) + "\n"
 
     def __str__(self) -> str:
         of = TARGETS[self.target]
         lines = [
-            (
-                f"{self.target}: {self.gates:,} gates, as {self.operations:,} operations "
-                f"on bits ({self.style})"
-            )
+            f"{self.target}: {self.gates:,} gates, as {self.operations:,} operations "
+            f"on bits ({self.style})"
         ]
-        for name, found, most in (("flash", self.flash, of.flash), ("RAM", self.ram, of.ram)):
-            if found is not None:
-                fits = "" if found <= most else ", which is too much for it"
+        for name, used, most in (("flash", self.flash, of.flash), ("RAM", self.ram, of.ram)):
+            if used is not None:
+                fits = "" if used <= most else ", which is too much for it"
                 lines.append(
-                    f"{name:<12} {found:>9,} bytes of the {most:,} of an {of.machine}{fits}"
+                    f"{name:<12} {used:>9,} bytes of the {most:,} of an {of.machine}{fits}"
                 )
         if self.instructions is not None:
             lines.append(f"{'instructions':<12} {self.instructions:>9,.0f} for one sample")
         if self.cycles is not None:
             lines.append(f"{'cycles':<12} {self.cycles:>9,.0f} for one sample ({self.cycles_from})")
         if self.samples:
-            right = (
-                "all with the answers of the circuit"
-                if not self.wrong
-                else f"{self.wrong} WITH OTHER ANSWERS"
-            )
+            right = "all with the answers of the circuit"
+            if self.wrong:
+                right = f"{self.wrong} WITH OTHER ANSWERS"
             lines.append(f"simulated: {self.samples} samples, {right}")
         lines += [f"not {what}: {why}" for what, why in self.missing.items()]
         return "\n".join(lines)
@@ -343,7 +331,7 @@ def report(
     """
     of = check_target(target, "mcu.report")
     files, n_operations, chosen = _library(circuit, "circuit", target, layers, style)
-    found = Report(
+    costs = Report(
         target=target,
         gates=len(circuit),
         operations=n_operations,
@@ -356,27 +344,26 @@ def report(
         tools={"lutjax": __version__},
     )
     if why := _uncompiled_reason(of):
-        return dataclasses.replace(found, missing={"compiled": why})
+        return dataclasses.replace(costs, missing={"compiled": why})
     progress("compiling")
     compiled = _compile(files, "circuit", circuit, of)
-    found = dataclasses.replace(
-        found, flash=compiled.flash, tools={**found.tools, **compiled.tools}
-    )
+    tools = {**costs.tools, **compiled.tools}
+    costs = dataclasses.replace(costs, flash=compiled.flash, tools=tools)
     if why := _unsimulated_reason(target):
-        return dataclasses.replace(found, missing={"simulated": why})
+        return dataclasses.replace(costs, missing={"simulated": why})
     progress("simulating")
-    given = random_samples(circuit, SAMPLES) if samples is None else list(samples)
-    runs, n_wrong, version = _compare(compiled, circuit, target, given)
+    numbers = random_samples(circuit, SAMPLES) if samples is None else list(samples)
+    runs, n_wrong, version = _compare(compiled, circuit, target, numbers)
     cycles = [run.cycles for run in runs if run.cycles is not None]
     return dataclasses.replace(
-        found,
+        costs,
         ram=compiled.ram + max(run.stack for run in runs),
         instructions=float(np.mean([run.instructions for run in runs])),
         cycles=float(np.mean(cycles)) if cycles else None,
         cycles_from=_CYCLES.get(target, "") if cycles else "",
         samples=len(runs),
         wrong=n_wrong,
-        tools={**found.tools, **version},
+        tools={**costs.tools, **version},
     )
 
 
@@ -387,12 +374,13 @@ _CYCLES = {
 
 
 def _bytes(ports: Sequence[Port], numbers: Sequence[np.ndarray]) -> np.ndarray:
-    """Return port values ``[n, count]`` in their memory layout, uint8 ``[n, bytes]``; see `_room`."""
+    """Return port values ``[n, count]`` in their memory layout, uint8 ``[n, bytes]``."""
     rows = []
     for port, x in zip(ports, numbers, strict=True):
         codes = whole_numbers(port.format, port.format.encode(x))
         kind = f"<{'i' if port.format.signed else 'u'}{c99.width_of(port) // 8}"
         octets = np.ascontiguousarray(codes.astype(kind)).view(np.uint8).reshape(len(x), -1)
+        # Structures of arrays have no gaps if each array has a multiple of eight octets: `_room`.
         rows.append(np.pad(octets, ((0, 0), (0, -octets.shape[1] % 8))))
     return np.concatenate(rows, 1)
 
@@ -488,24 +476,18 @@ def _compile(files: Mapping[str, str], name: str, circuit: Circuit, of: Target) 
     call = f"    {_microcontroller.call(circuit, name)}"
     run = _templates.fill_template("mcu_run.c", name=name, arrays=arrays, call=call)
     flash, data = (hex(address) for address in of.starts)
-    own = "ziglang" in compiler
-    link = (
-        ["-nostdlib", "-Wl,--no-gc-sections", "-T", "run.ld"]
-        if own
-        else ["-nostartfiles", "-Wl,-e,run"]
-    )
+    is_zig = "ziglang" in compiler
+    link = ["-nostartfiles", "-Wl,-e,run"]
+    if is_zig:
+        link = ["-nostdlib", "-Wl,--no-gc-sections", "-T", "run.ld"]
     with tempfile.TemporaryDirectory(prefix="lutjax-") as place:
         folder = pathlib.Path(place)
-        texts = {
-            path.removeprefix("src/"): text
-            for path, text in files.items()
-            if path.startswith("src/")
-        }
-        texts |= {
-            "run.c": run,
-            "run.ld": _templates.fill_template("mcu.ld", flash=flash, data=data),
-        }
-        if own:  # it has no avr-libc
+        sources = {path: text for path, text in files.items() if path.startswith("src/")}
+        texts = {path.removeprefix("src/"): text for path, text in sources.items()}
+        texts["run.c"] = run
+        texts["run.ld"] = _templates.fill_template("mcu.ld", flash=flash, data=data)
+        # Zig has no avr-libc.
+        if is_zig:
             (folder / "avr").mkdir()
             texts["avr/pgmspace.h"] = _templates.text("mcu_pgmspace.h")
         for path, text in texts.items():
@@ -521,14 +503,13 @@ def _compile(files: Mapping[str, str], name: str, circuit: Circuit, of: Target) 
                 raise RuntimeError(
                     f"mcu.report: the compiler failed: {' '.join(said.split())[-300:]}"
                 )
-        alone, image = (
-            _elf.read((folder / path).read_bytes()) for path in ("program.o", "run.elf")
-        )
+        alone = _elf.read((folder / "program.o").read_bytes())
+        image = _elf.read((folder / "run.elf").read_bytes())
+    # Flash counts without the wrapper and without unwind tables, which programs do not read.
     sections = [section for section in alone.sections if not section.name.startswith(_UNWIND)]
     in_flash = sum(section.size for section in sections if section.content)
-    return _Compiled(
-        image, in_flash, sum(section.size for section in sections if section.writable), tools
-    )
+    in_ram = sum(section.size for section in sections if section.writable)
+    return _Compiled(image, in_flash, in_ram, tools)
 
 
 _UNWIND = (".ARM.ex", ".eh_frame", ".riscv", ".llvm")
@@ -544,11 +525,8 @@ class _Run(NamedTuple):
 
 def _unsimulated_reason(target: str) -> str | None:
     if target != "avr":
-        return (
-            None
-            if importlib.util.find_spec("unicorn")
-            else "unicorn was not found: pip install unicorn"
-        )
+        has_unicorn = importlib.util.find_spec("unicorn")
+        return None if has_unicorn else "unicorn was not found: pip install unicorn"
     node = shutil.which("node")
     if node is None:
         return (
@@ -564,44 +542,63 @@ def _avr8js(node: str) -> dict[str, str] | None:
     if npm := shutil.which("npm"):
         places.append(_programs.run([npm, "root", "--global"], ".", 60)[1].strip())
     environment = {**os.environ, "NODE_PATH": os.pathsep.join(filter(None, places))}
-    done = subprocess.run(
-        [node, "-e", 'require("avr8js")'],
-        env=environment,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    command = [node, "-e", 'require("avr8js")']
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
     return None if done.returncode else environment
+
+
+# The address spaces of an AVR both start at 0; linkers add this number to addresses of data.
+_AVR_DATA = 0x800000
+_AVR_FLASH_BYTES, _AVR_MEMORY_BYTES = 128 * 1024, 32 * 1024
 
 
 def _simulate_avr(
     image: _elf.Image, inputs: np.ndarray, n_out: int
 ) -> tuple[list[_Run], dict[str, str]]:
-    data = 0x800000  # start of linker memory addresses
-    start = TARGETS["avr"].starts[1] - data
-    size = 32 * 1024
-    flash, memory = bytearray(128 * 1024), bytearray(size)
-    end = start
-    for section in image.sections:
-        if section.address >= data:
-            at = section.address - data
-            memory[at : at + len(section.content)] = section.content
-            end = max(end, at + section.size)
-        else:
-            flash[section.address : section.address + len(section.content)] = section.content
+    flash, memory, start = _avr_contents(image)
     job = {
-        "flash": base64.b64encode(bytes(flash)).decode(),
-        "memory": base64.b64encode(bytes(memory[start:end])).decode(),
+        "flash": _to_base64(flash),
+        "memory": _to_base64(memory),
         "memory_start": start,
-        "memory_bytes": size,
-        "samples": [base64.b64encode(row.tobytes()).decode() for row in inputs],
-        "input": image.symbols["inputs"] - data,
-        "output": image.symbols["outputs"] - data,
+        "memory_bytes": _AVR_MEMORY_BYTES,
+        "samples": [_to_base64(row.tobytes()) for row in inputs],
+        "input": image.symbols["inputs"] - _AVR_DATA,
+        "output": image.symbols["outputs"] - _AVR_DATA,
         "output_bytes": n_out,
         "run": image.symbols["run"],
         "done": image.symbols["done"],
         "most": _MOST,
     }
+    result = _run_avr8js(job)
+    runs = [
+        _Run(base64.b64decode(run["output"]), run["instructions"], run["cycles"], run["stack"])
+        for run in result["runs"]
+    ]
+    return runs, {"avr8js": result["version"], "node": result["node"]}
+
+
+def _avr_contents(image: _elf.Image) -> tuple[bytes, bytes, int]:
+    """Return the flash, and the memory of variables with its first address."""
+    start = TARGETS["avr"].starts[1] - _AVR_DATA
+    flash, memory = bytearray(_AVR_FLASH_BYTES), bytearray(_AVR_MEMORY_BYTES)
+    end = start
+    for section in image.sections:
+        if section.address >= _AVR_DATA:
+            address = section.address - _AVR_DATA
+            memory[address : address + len(section.content)] = section.content
+            # Variables that start as zero have a size, but no content.
+            end = max(end, address + section.size)
+        else:
+            flash[section.address : section.address + len(section.content)] = section.content
+    # The rest of the memory is left to the simulator, which measures how far the stack gets.
+    return bytes(flash), bytes(memory[start:end]), start
+
+
+def _to_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _run_avr8js(job: Mapping[str, Any]) -> dict[str, Any]:
     node = str(shutil.which("node"))
     done = subprocess.run(
         [node, "-e", _templates.text("mcu_avr.js")],
@@ -614,12 +611,8 @@ def _simulate_avr(
     )
     if done.returncode:
         raise RuntimeError(f"mcu.report: avr8js failed: {' '.join(done.stderr.split())[-300:]}")
-    found = json.loads(done.stdout)
-    runs = [
-        _Run(base64.b64decode(run["output"]), run["instructions"], run["cycles"], run["stack"])
-        for run in found["runs"]
-    ]
-    return runs, {"avr8js": found["version"], "node": found["node"]}
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def _emulate(image: _elf.Image, sample: bytes, n_out: int) -> _Run:
@@ -633,7 +626,8 @@ def _emulate(image: _elf.Image, sample: bytes, n_out: int) -> _Run:
         machine.ctl_set_cpu_model(arm_const.UC_CPU_ARM_CORTEX_M4)
     else:
         machine = new(unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV32)
-    pages: set[int] = set()  # of 4096 bytes, which contain sections
+    # Sections may share a page of 4096 bytes, which must not be mapped twice.
+    pages: set[int] = set()
     for section in image.sections:
         pages.update(range(section.address // 4096, -(-(section.address + section.size) // 4096)))
     for page in sorted(pages):
@@ -644,6 +638,7 @@ def _emulate(image: _elf.Image, sample: bytes, n_out: int) -> _Run:
     machine.mem_write(top - _STACK, bytes([_PATTERN]) * _STACK)
     machine.mem_write(image.symbols["inputs"], sample)
     run, done = image.symbols["run"], image.symbols["done"]
+    # The function returns to `done`, where emulation stops. Bit 0 of an address selects Thumb.
     if arm:
         machine.reg_write(arm_const.UC_ARM_REG_SP, top)
         machine.reg_write(arm_const.UC_ARM_REG_LR, done | 1)
@@ -669,10 +664,14 @@ def _emulate(image: _elf.Image, sample: bytes, n_out: int) -> _Run:
         machine.emu_start(run | arm, done & ~1, count=_MOST)
     except unicorn.UcError as error:
         raise RuntimeError(f"mcu.report: unicorn failed: {error}") from error
+    # The stack grows down: what is above the untouched pattern was used.
     stack = bytes(machine.mem_read(top - _STACK, _STACK))
+    # The Cortex-M4 takes a cycle per instruction, one more per access, and up to three more to
+    # refill its pipeline after a branch. One branch is not counted above: the return to the caller.
+    cycles = instructions + accesses + 3 * (branches + 1) if arm else None
     return _Run(
         bytes(machine.mem_read(image.symbols["outputs"], n_out)),
         instructions,
-        instructions + accesses + 3 * (branches + 1) if arm else None,  # back to the caller
+        cycles,
         len(stack.lstrip(bytes([_PATTERN]))),
     )

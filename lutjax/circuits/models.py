@@ -69,9 +69,11 @@ def from_model(
       >>> from lutjax.layers.nnx import GroupSum, LogicGates, Thermometer
       >>> rngs = nnx.Rngs(0)
       >>> thresholds = jnp.array([[0.5, 2.5], [1.0, 2.0]])
-      >>> layers = [Thermometer(2, 2, thresholds=thresholds), LogicGates(4, 12, rngs=rngs), GroupSum(3)]
+      >>> encoder = Thermometer(2, 2, thresholds=thresholds)
+      >>> layers = [encoder, LogicGates(4, 12, rngs=rngs), GroupSum(3)]
       >>> circuit = circuits.from_model(layers, inputs="uint2")
-      >>> [(port.name, port.count, port.format.bits) for port in (*circuit.inputs, *circuit.outputs)]
+      >>> ports = (*circuit.inputs, *circuit.outputs)
+      >>> [(port.name, port.count, port.format.bits) for port in ports]
       [('x', 2, 2), ('y', 1, 2)]
       >>> [name for name, _ in circuit.parts]
       ['encoder', 'layer 1', 'votes', 'argmax']
@@ -96,19 +98,21 @@ def from_model(
       ...     return hk.Sequential([layers.LogicGates(4, 6), layers.GroupSum(3)])
       >>> f = hk.transform_with_state(lambda x: network()(x))
       >>> params, state = f.init(jax.random.key(0), x)
-      >>> to_circuit = hk.transform_with_state(lambda: circuits.from_model(network(), outputs="bits"))
+      >>> def make_circuit():
+      ...     return circuits.from_model(network(), outputs="bits")
+      >>> to_circuit = hk.transform_with_state(make_circuit)
       >>> circuit, _ = to_circuit.apply(params, state, None)
       >>> circuit([[0, 1, 1, 0]]).shape
       (1, 6)
     """
     builder = Builder(simplify=simplify, merge=merge, lut=lut)
-    own = getattr(model, "_circuit", None)  # models know their parts; this module knows no models
+    # Models know their parts; this module knows no models.
+    own = getattr(model, "_circuit", None)
     if own is not None:
-        made: Circuit = own(builder, inputs=inputs, outputs=outputs, about=about or {})
-        return made
-    return circuit_from_layers(
-        _layers_of(model), builder, inputs=inputs, outputs=outputs, about=about or {}
-    )
+        circuit: Circuit = own(builder, inputs=inputs, outputs=outputs, about=about or {})
+        return circuit
+    layers = _layers_of(model)
+    return circuit_from_layers(layers, builder, inputs=inputs, outputs=outputs, about=about or {})
 
 
 def step_automaton(
@@ -129,7 +133,8 @@ def step_automaton(
       >>> from flax import nnx
       >>> from lutjax import circuits
       >>> from lutjax.models import LogicCA, LogicCAConfig
-      >>> model = LogicCA(LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2)), rngs=nnx.Rngs(0))
+      >>> config = LogicCAConfig(channels=2, kernels=2, perception=(8, 2), update=(8, 2))
+      >>> model = LogicCA(config, rngs=nnx.Rngs(0))
       >>> state = np.random.default_rng(0).integers(0, 2, (5, 6, 2))
       >>> after = circuits.step_automaton(model.circuit(), state, 3)
       >>> bool((after == model(jnp.asarray(state), 3, deterministic=True)).all())
@@ -150,23 +155,20 @@ def step_automaton(
     height, width = state.shape[-3:-1]
     bits, around = state.astype(bool), [(0, 0)] * (state.ndim - 3) + [(1, 1), (1, 1), (0, 0)]
     mode: Any = "wrap" if circuit.about.get("periodic") else "constant"
+    # The order of neighbors is that of `LogicCA`: the cell itself comes last.
     places = [(y, x) for y in range(3) for x in range(3) if (y, x) != (1, 1)] + [(1, 1)]
     for _ in range(n_steps):
         padded = np.pad(bits, around, mode=mode)
         near = [padded[..., y : y + height, x : x + width, :] for y, x in places]
-        seen = np.concatenate(near, -1).reshape(-1, 9 * channels)
-        bits = circuit(seen).reshape(state.shape)
+        neighbors = np.concatenate(near, -1).reshape(-1, 9 * channels)
+        bits = circuit(neighbors).reshape(state.shape)
     return bits.astype(state.dtype)
 
 
 def _layers_of(model: Any) -> list[Any]:
     """Return the layers in a list or ``Sequential``; Linen layers may come with variables."""
-    if (
-        isinstance(model, tuple)
-        and len(model) == 2
-        and isinstance(model[1], Mapping)
-        and hasattr(model[0], "bind")
-    ):
+    is_pair = isinstance(model, tuple) and len(model) == 2 and isinstance(model[1], Mapping)
+    if is_pair and hasattr(model[0], "bind"):
         model = model[0].bind(model[1])
     layers = model if isinstance(model, Sequence) else getattr(model, "layers", None)
     if not isinstance(layers, Sequence) or isinstance(layers, str):

@@ -33,15 +33,7 @@ from lutjax.files.strict_json import format_value
 FORMAT, VERSION = "lutjax.circuit", 1
 _TABLE = re.compile("[0-9a-f]{1,64}")  # for 256 table entries
 _FIELDS = (
-    "format",
-    "version",
-    "inputs",
-    "outputs",
-    "parts",
-    "about",
-    "literals",
-    "tables",
-    "fanins",
+    *("format", "version", "inputs", "outputs", "parts", "about", "literals", "tables", "fanins"),
 )
 
 
@@ -81,49 +73,45 @@ def read(text: str | bytes | os.PathLike[str]) -> Circuit:
       ValueError: damaged text or another version; the message names the field.
     """
     try:
-        found = strict_json.loads(atomic.content(text))
+        document = strict_json.loads(atomic.content(text))
     except ValueError as error:
         raise ValueError(
             f"netlist_json.read: the text is not JSON: {error}. Is the file complete?"
         ) from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        named = found.get("format") if isinstance(found, dict) else type(found).__name__
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        named = document.get("format") if isinstance(document, dict) else type(document).__name__
         raise _field_error("format", f"is {format_value(named)}; expected {format_value(FORMAT)}")
-    if found.get("version") != VERSION:
+    if document.get("version") != VERSION:
         raise _field_error(
-            "version", f"is {format_value(found.get('version'))}; expected version {VERSION}"
+            "version", f"is {format_value(document.get('version'))}; expected version {VERSION}"
         )
     for name in _FIELDS:
-        if name not in found:
+        if name not in document:
             raise _field_error(name, "is missing")
-    for name in found:
+    for name in document:
         if name not in _FIELDS:
             raise _field_error(name[:40], f"is not a field of version {VERSION}")
-    if not isinstance(found["about"], dict):
-        raise _field_error("about", f"is {format_value(found['about'])}; expected an object")
-    parts = _read_each(found, "parts", _read_part)
-    tables = _read_each(found, "tables", _read_table)
-    fanins = _read_each(
-        found, "fanins", lambda nodes: tuple(_read_whole(n) for n in _read_list(nodes))
-    )
+    if not isinstance(document["about"], dict):
+        raise _field_error("about", f"is {format_value(document['about'])}; expected an object")
+    parts = _read_each(document, "parts", _read_part)
+    tables = _read_each(document, "tables", _read_table)
+    fanins = _read_each(document, "fanins", _read_fanin)
     if len(tables) != len(fanins):
         raise _field_error("fanins", f"has {len(fanins)} gates; tables has {len(tables)}")
     try:
         return Circuit(
-            inputs=tuple(ports_from_json(found["inputs"], "inputs")),
-            outputs=tuple(ports_from_json(found["outputs"], "outputs")),
+            inputs=tuple(ports_from_json(document["inputs"], "inputs")),
+            outputs=tuple(ports_from_json(document["outputs"], "outputs")),
             fanins=tuple(fanins),
             tables=tuple(tables),
-            literals=tuple(_read_each(found, "literals", _read_whole)),
+            literals=tuple(_read_each(document, "literals", _read_whole)),
             parts=tuple(parts),
-            about=found["about"],
+            about=document["about"],
         )
     except (ValueError, TypeError) as error:
-        raise ValueError(
-            str(error)
-            if str(error).startswith("netlist_json.read")
-            else f"netlist_json.read: {error}"
-        ) from None
+        # Errors of the fields already name this function.
+        text = str(error).removeprefix("netlist_json.read: ")
+        raise ValueError(f"netlist_json.read: {text}") from None
 
 
 def ports_to_json(ports: tuple[Port, ...]) -> list[dict[str, Any]]:
@@ -131,47 +119,52 @@ def ports_to_json(ports: tuple[Port, ...]) -> list[dict[str, Any]]:
     return [{"name": port.name, "count": port.count, "format": str(port.format)} for port in ports]
 
 
-def ports_from_json(found: Any, field: str) -> list[Port]:
+def ports_from_json(values: Any, field: str) -> list[Port]:
     """Return the ports in a JSON field, or raise ValueError with its name."""
-    return _read_each({field: found}, field, _read_port)
+    return _read_each({field: values}, field, _read_port)
 
 
-def _read_port(found: Any) -> Port:
-    if not isinstance(found, dict) or set(found) != {"name", "count", "format"}:
+def _read_port(port: Any) -> Port:
+    if not isinstance(port, dict) or set(port) != {"name", "count", "format"}:
         raise ValueError("expected an object with name, count and format")
-    return Port(found["name"], found["count"], Format.parse(found["format"]))
+    return Port(port["name"], port["count"], Format.parse(port["format"]))
 
 
-def _read_part(found: Any) -> tuple[str, int]:
-    name, count = _read_list(found, 2)
+def _read_part(part: Any) -> tuple[str, int]:
+    name, count = _read_list(part, 2)
     if not isinstance(name, str):
         raise ValueError("expected a name, and a number of gates")
     return name, _read_whole(count)
 
 
-def _read_table(found: Any) -> int:
-    if not isinstance(found, str) or not _TABLE.fullmatch(found):
+def _read_table(table: Any) -> int:
+    if not isinstance(table, str) or not _TABLE.fullmatch(table):
         raise ValueError("expected hexadecimal digits in quotes, at most 64 of them")
-    return int(found, 16)
+    return int(table, 16)
 
 
-def _read_whole(found: Any) -> int:
-    if type(found) is not int or abs(found) >= 1 << 62:
+def _read_fanin(nodes: Any) -> tuple[int, ...]:
+    return tuple(_read_whole(node) for node in _read_list(nodes))
+
+
+def _read_whole(value: Any) -> int:
+    # Larger numbers are no node of any circuit, and would take the memory of a long text.
+    if type(value) is not int or abs(value) >= 1 << 62:
         raise ValueError("expected a whole number")
-    return found
+    return value
 
 
-def _read_list(found: Any, size: int | None = None) -> list[Any]:
-    if not isinstance(found, list) or (size is not None and len(found) != size):
+def _read_list(values: Any, size: int | None = None) -> list[Any]:
+    if not isinstance(values, list) or (size is not None and len(values) != size):
         raise ValueError("expected a list" + (f" of {size}" if size is not None else ""))
-    return found
+    return values
 
 
-def _read_each(found: Mapping[str, Any], field: str, read: Callable[[Any], Any]) -> list[Any]:
-    if not isinstance(found[field], list):
-        raise _field_error(field, f"is {format_value(found[field])}; expected a list")
+def _read_each(document: Mapping[str, Any], field: str, read: Callable[[Any], Any]) -> list[Any]:
+    if not isinstance(document[field], list):
+        raise _field_error(field, f"is {format_value(document[field])}; expected a list")
     elements = []
-    for k, element in enumerate(found[field]):
+    for k, element in enumerate(document[field]):
         try:
             elements.append(read(element))
         except (ValueError, TypeError) as error:

@@ -21,7 +21,7 @@ from lutjax.files import strict_json
 from lutjax.files.strict_json import Fields, format_value
 
 _CELLS_OF_A_SIDE = 64
-_BITS_OF_A_NUMBER = 53  # in JavaScript
+_BITS_OF_A_NUMBER = 53  # the integers that JavaScript computes exactly
 _NAMED = 12
 """Maximum classes named above the circuit."""
 
@@ -94,19 +94,15 @@ def write(
       (True, True)
     """
     kind = _kind(circuit)
+    images = {"examples": examples, "labels": labels, "classes": classes, "maximum": maximum}
     options: dict[str, dict[str, Any]] = {
-        "classifier": {
-            "examples": examples,
-            "labels": labels,
-            "classes": classes,
-            "maximum": maximum,
-        },
+        "classifier": images,
         "automaton": {"size": size, "start": start, "shown": shown, "update_rate": update_rate},
         "rows": {"rows": rows},
     }
     owners = ("classifiers of images", "automata", "circuits that take rows of a table")
-    for (owner, given), whom in zip(options.items(), owners, strict=True):
-        for name, value in given.items():
+    for (owner, arguments), whom in zip(options.items(), owners, strict=True):
+        for name, value in arguments.items():
             if value is not None and owner != kind:
                 raise _error(
                     f"{name} is given, which is for {whom}; "
@@ -126,8 +122,9 @@ def write(
     if kind == "classifier":
         data |= _classifier(circuit, examples, labels, classes, maximum)
     elif kind == "rows":
-        if taken := columns_of(circuit):
-            taken.encode(rows or ())  # validates the rows
+        # Encoding validates the rows.
+        if columns := columns_of(circuit):
+            columns.encode(rows or ())
         data["rows"] = [list(row) for row in rows or ()]
     elif kind == "automaton":
         data |= _automaton(circuit, size, start, shown, update_rate)
@@ -136,18 +133,21 @@ def write(
         "automaton": "A circuit as a cellular automaton",
         "rows": f"A circuit that predicts {circuit.about.get('target') or 'from rows of a table'}",
     }
+    # Only pages of rows encode their inputs.
+    encode = ""
+    if kind == "rows":
+        encode = f'\n<script id="encode">\n{_templates.text("encode.js").strip()}\n</script>'
     text = {
         "title": html.escape(default_title.get(kind, "A circuit") if title is None else title),
         "lead": _lead(kind, circuit, data.get("update_rate", 1), exported or circuit),
         "gates": _gates(kind, circuit, exported or circuit),
         # Inside a script element, only "<" could end it or start a comment.
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
-        "encode": f'\n<script id="encode">\n{_templates.text("encode.js").strip()}\n</script>'
-        if kind == "rows"
-        else "",
+        "encode": encode,
         "body": _templates.text(f"{kind}.html").strip(),
         "script": _templates.text(f"{kind}.js").strip(),
     }
+    # One pass over the template, so that nothing in a title or in the data is taken for a name.
     return re.sub(
         r"{{([\w.]+)}}",
         lambda m: text[m[1]] if m[1] in text else _templates.text(m[1]).strip(),
@@ -163,9 +163,8 @@ def encode_gates(circuit: Circuit) -> str:
     highest bit is set if another byte follows.
     """
     data = bytearray()
-    for node, (fanin, table) in enumerate(
-        zip(circuit.fanins, circuit.tables, strict=True), circuit.first_gate
-    ):
+    gates = zip(circuit.fanins, circuit.tables, strict=True)
+    for node, (fanin, table) in enumerate(gates, circuit.first_gate):
         data.append(len(fanin))
         data += int(table).to_bytes(max(1, (1 << len(fanin)) // 8), "little")
         for source in fanin:
@@ -200,13 +199,7 @@ def read(text: str) -> Circuit:
 
 def _from_data(data: Any) -> Circuit:
     fields = Fields("the circuit")
-    inputs, outputs = (
-        tuple(
-            _port_of(Fields(f"{side}[{k}]"), port)
-            for k, port in enumerate(fields.field(data, side, list))
-        )
-        for side in ("inputs", "outputs")
-    )
+    inputs, outputs = (_ports_of(fields, data, side) for side in ("inputs", "outputs"))
     parts, literals = (fields.field(data, name, list) for name in ("parts", "literals"))
     for k, part in enumerate(parts):
         if not isinstance(part, list) or list(map(type, part)) != [str, int]:
@@ -216,9 +209,8 @@ def _from_data(data: Any) -> Circuit:
     for k, literal in enumerate(literals):
         if type(literal) is not int:
             raise ValueError(f"literals[{k}] is {format_value(literal)}; expected a whole number.")
-    fanins, tables = _decode_gates(
-        fields.field(data, "gates", str), 1 + sum(port.n_bits for port in inputs)
-    )
+    first = 1 + sum(port.n_bits for port in inputs)
+    fanins, tables = _decode_gates(fields.field(data, "gates", str), first)
     return Circuit(
         inputs=inputs,
         outputs=outputs,
@@ -230,12 +222,17 @@ def _from_data(data: Any) -> Circuit:
     )
 
 
-def _port_of(fields: Fields, found: Any) -> Port:
-    bits, fraction = (fields.field(found, name, int) for name in ("bits", "fraction"))
+def _ports_of(fields: Fields, data: Any, side: str) -> tuple[Port, ...]:
+    ports = enumerate(fields.field(data, side, list))
+    return tuple(_port_of(Fields(f"{side}[{k}]"), port) for k, port in ports)
+
+
+def _port_of(fields: Fields, port: Any) -> Port:
+    bits, fraction = (fields.field(port, name, int) for name in ("bits", "fraction"))
     return Port(
-        fields.field(found, "name", str),
-        fields.field(found, "count", int),
-        Format(bits, fraction, fields.field(found, "signed", bool)),
+        fields.field(port, "name", str),
+        fields.field(port, "count", int),
+        Format(bits, fraction, fields.field(port, "signed", bool)),
     )
 
 
@@ -256,33 +253,35 @@ def evaluate_rows_in_node(
 ) -> UInt32[np.ndarray, "outputs words"]:
     """Return the answers of a page's script to table rows; see `evaluate_in_node`."""
     encode = f"{_script(text, 'encode')}\nconst words = wordsOfRows(data, rows);"
-    return _run(
-        text, "rows", json.dumps([list(row) for row in rows]), -(-len(rows) // 32), node, encode
-    )
+    numbers = json.dumps([list(row) for row in rows])
+    return _run(text, "rows", numbers, -(-len(rows) // 32), node, encode)
 
 
 def _run(
     text: str, name: str, inputs: str, n: int, node: str, encode: str = ""
 ) -> UInt32[np.ndarray, "outputs words"]:
-    """Return the answers of a page's script to words, or to inputs that an additional script converts to words."""
+    """Return the answers of a page's script to words, or to inputs that `encode` converts."""
     program = f"""{_script(text, "evaluate")}
 const {{ data, {name}, n }} = JSON.parse(require("fs").readFileSync(0, "utf8"));
 {encode}
 console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
 """
-    given = f'{{"data":{_script(text, "circuit")},"{name}":{inputs},"n":{n}}}'
+    job = f'{{"data":{_script(text, "circuit")},"{name}":{inputs},"n":{n}}}'
+    # Standard input, because arguments have a limited length.
     done = subprocess.run(
         [node, "-e", program],
-        input=given,
+        input=job,
         capture_output=True,
         text=True,
         errors="replace",
         check=True,
     )
     answer = strict_json.loads(done.stdout)
-    if not isinstance(answer, list) or not all(
+    # The script may have been changed, so it can return anything.
+    is_words = isinstance(answer, list) and all(
         type(word) is int and 0 <= word < 1 << 32 for word in answer
-    ):
+    )
+    if not is_words:
         raise ValueError(
             f"evaluate_in_node: the script returned {format_value(answer)}; expected uint32 words."
         )
@@ -290,15 +289,13 @@ console.log(JSON.stringify(Array.from(new Evaluator(data).evaluate(words, n))));
 
 
 def _script(text: str, name: str) -> str:
-    found = re.findall(
-        rf'<script(?: type="application/json")? id="{name}">(.*?)</script>', text, re.DOTALL
-    )
-    if len(found) != 1:
+    pattern = rf'<script(?: type="application/json")? id="{name}">(.*?)</script>'
+    scripts: list[str] = re.findall(pattern, text, re.DOTALL)
+    if len(scripts) != 1:
         raise ValueError(
-            f"text has {len(found)} scripts {name!r}; a page of circuits.page.write has one."
+            f"text has {len(scripts)} scripts {name!r}; a page of circuits.page.write has one."
         )
-    script: str = found[0]
-    return script
+    return scripts[0]
 
 
 def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
@@ -307,6 +304,7 @@ def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], t
     tables: list[int] = []
     while at < len(data):
         n, start = data[at], at + 1
+        # Checked before 2**n bits are taken, which would be the memory of a damaged file.
         if n > truth.MAX_INPUTS:
             raise ValueError(
                 f"gate {len(fanins)} reads {n} nodes; a gate reads at most {truth.MAX_INPUTS}."
@@ -317,6 +315,7 @@ def _decode_gates(text: str, first: int) -> tuple[tuple[tuple[int, ...], ...], t
         for _ in range(n):
             distance = shift = 0
             while True:
+                # Distances of any length would take quadratic time.
                 if at >= len(data) or shift > 62:
                     raise ValueError(
                         f"gate {len(fanins)} is truncated, or has a distance over 63 bits."
@@ -346,7 +345,8 @@ def _image(circuit: Circuit) -> tuple[int, int] | None:
     count = circuit.inputs[0].count
     if circuit.inputs[0].format.bits > _BITS_OF_A_NUMBER:
         return None
-    if circuit.about.get("image") is None:  # table columns can also form a square
+    # A square number of inputs is no image by itself: table columns can also form a square.
+    if circuit.about.get("image") is None:
         return None
     height, width = circuit.about["image"]
     return (height, width) if height * width == count else None
@@ -395,6 +395,7 @@ def _classifier(
         raise _error(f"classes has {len(classes)} names; the circuit has {n_classes} classes.")
     if classes is None and n_classes is not None:
         classes = circuit.about.get("classes") or [str(k) for k in range(n_classes)]
+    # Drawn pixels have the maximum of the examples, so that drawings look like them.
     if maximum is None:
         full = max((max(row) for row in rows), default=0) or most
     else:
@@ -422,7 +423,7 @@ def _automaton(
     channels = circuit.about["channels"]
     if start is None:
         start = circuit.about.get("start") or "sparse"
-    given = None
+    encoded = None
     if isinstance(start, str):
         if start not in STARTS:
             raise _error(
@@ -439,7 +440,7 @@ def _automaton(
             )
         size = start.shape[0], start.shape[1]
         bits = np.moveaxis(start.astype(bool), -1, 0)
-        given = base64.b64encode(np.packbits(bits, bitorder="little").tobytes()).decode("ascii")
+        encoded = base64.b64encode(np.packbits(bits, bitorder="little").tobytes()).decode("ascii")
     if size is None:
         size = _CELLS_OF_A_SIDE, _CELLS_OF_A_SIDE
     if len(size) != 2 or min(size) < 3:
@@ -453,8 +454,8 @@ def _automaton(
         raise _error(f"update_rate is {update_rate}; it is a probability, above 0 and at most 1.")
     return {
         "size": [int(side) for side in size],
-        "start": given,
-        "begin": "given" if given else start,
+        "start": encoded,
+        "begin": "given" if encoded else start,
         "shown": shown,
         "update_rate": update_rate,
     }
@@ -506,10 +507,12 @@ def _lead(kind: str, circuit: Circuit, update_rate: float | int, exported: Circu
 
 
 def _gates(kind: str, circuit: Circuit, exported: Circuit) -> str:
-    counts, others, of_export = gate_counts(circuit), gate_counts(exported), ""
-    if counts != others:
-        left_out = [name for name in others if name not in counts] if "votes" in counts else []
-        itself = "; the page computes argmax itself" if left_out == ["argmax"] else ""
+    counts, exported_counts, of_export = gate_counts(circuit), gate_counts(exported), ""
+    # A page may run less than the export: the class is the maximum of the votes, without argmax.
+    if counts != exported_counts:
+        only_exported = [name for name in exported_counts if name not in counts]
+        argmax_is_missing = "votes" in counts and only_exported == ["argmax"]
+        itself = "; the page computes argmax itself" if argmax_is_missing else ""
         of_export = f" The exported circuit has {gates_in_words(exported)}{itself}."
     widest = max((len(fanin) for fanin in circuit.fanins), default=0)
     of = {"automaton": " for the cell in the middle of the grid, in the last step"}.get(kind, "")

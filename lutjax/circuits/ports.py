@@ -108,7 +108,8 @@ class Format:
         numbers = np.asarray(numbers)
         if numbers.dtype.kind not in "buif":
             try:
-                numbers = numbers.astype(np.float64, casting="safe")  # bfloat16 and similar
+                # Formats of JAX, such as bfloat16, have another kind.
+                numbers = numbers.astype(np.float64, casting="safe")
             except TypeError:
                 raise TypeError(
                     f"Format.encode: numbers is {describe(numbers)}; "
@@ -116,14 +117,13 @@ class Format:
                 ) from None
         least, largest = whole_range(self)
         if numbers.dtype.kind == "f":
+            # float64 holds all numbers of smaller types; longdouble keeps its own precision.
             wide = numbers if numbers.dtype.itemsize > 8 else numbers.astype(np.float64)
             with np.errstate(over="ignore", invalid="ignore"):
                 whole = np.ldexp(wide, self.fraction)
-                good = (
-                    (np.floor(whole) == whole)
-                    & (whole >= float(least))
-                    & (whole < float(largest + 1))
-                )
+                # The limits of 64 bits are powers of two, which floats hold; one below is not.
+                in_range = (whole >= float(least)) & (whole < float(largest + 1))
+                good = (np.floor(whole) == whole) & in_range
             whole = np.where(good, whole, 0)
             # Converting negative floats to uint64, or large ones to int64, is undefined.
             codes = (
@@ -132,6 +132,7 @@ class Format:
         else:
             if numbers.dtype.kind == "b":
                 numbers = numbers.astype(np.uint8)
+            # Integers are compared in their own dtype, so only with limits that this dtype holds.
             low, high = -(-least >> self.fraction), largest >> self.fraction
             limits = np.iinfo(numbers.dtype)
             good = np.ones(numbers.shape, bool)
@@ -187,6 +188,7 @@ def whole_numbers(format: Format, codes: UInt[np.ndarray, "..."]) -> Shaped[np.n
     """Return the integers for bits, before division: int64, or uint64 for 64 unsigned bits."""
     if not format.signed:
         return codes if format.bits == 64 else codes.astype(np.int64)
+    # Shifting up and down again repeats the sign in the higher bits.
     unread = 64 - format.bits
     return codes.astype(np.int64) << unread >> unread
 
@@ -194,6 +196,7 @@ def whole_numbers(format: Format, codes: UInt[np.ndarray, "..."]) -> Shaped[np.n
 def levels_of(thresholds: Shaped[np.ndarray, "..."], format: Format) -> Shaped[np.ndarray, "..."]:
     """Return the largest format integer not above each threshold, or the minimum minus one."""
     lowest, highest = whole_range(format)
+    # Thresholds may be infinite, or too large to be scaled. No format reaches 2**80.
     scaled = np.ldexp(np.clip(thresholds, -(2.0**80), 2.0**80), format.fraction)
     levels: np.ndarray = np.clip(np.floor(scaled), lowest - 1, highest).astype(np.int64)
     return levels

@@ -136,6 +136,7 @@ def verify(
                 passed, detail = True, check.run()
         except SkippedError as error:
             passed, detail = None, str(error)
+        # Damaged files raise these; anything else is a bug of the check itself, and is not caught.
         except (FailedError, OSError, ValueError, RuntimeError) as error:
             passed, detail = False, " ".join(str(error).split())
         proofs.append(Proof(check.name, passed, detail, time.perf_counter() - start, check.proves))
@@ -154,16 +155,17 @@ def coverage(folder: Path, proofs: Sequence[Proof]) -> str:
     """Describe the proved, failed and merely unchanged files, each named or counted once."""
     manifest = _read_known_fields(folder)
     different = deployment.differences(folder, manifest) if _lists_files(manifest) else {}
-    made = entries(folder) & deployment.make_outputs(manifest)
-    files = (
-        entries(folder) | set(different) | {name for proof in proofs for name in proof.proves}
-    ) - made
+    outputs_of_make = entries(folder) & deployment.make_outputs(manifest)
+    checked = {name for proof in proofs for name in proof.proves}
+    # Missing files count as well.
+    files = (entries(folder) | set(different) | checked) - outputs_of_make
     files.discard(deployment.MANIFEST)
     results: dict[str, list[bool | None]] = {
         name: [proof.passed for proof in proofs if name in proof.proves] for name in files
     }
-    failed = {name for name, found in results.items() if False in found or name in different}
-    proved = {name for name, found in results.items() if True in found} - failed
+    # One failure outweighs any number of passed checks.
+    failed = {name for name, passed in results.items() if False in passed or name in different}
+    proved = {name for name, passed in results.items() if True in passed} - failed
     reasons: dict[str, set[str]] = {}
     for name in files - failed - proved:
         why = ", and ".join(sorted({proof.detail for proof in proofs if name in proof.proves}))
@@ -179,8 +181,8 @@ def coverage(folder: Path, proofs: Sequence[Proof]) -> str:
         parts.append(f"{len(alone)} compared with {digests} alone ({_format_names(alone)})")
     for why, names in sorted(reasons.items()):
         parts.append(f"{len(names)} not proved ({_format_names(names)}), as {why}")
-    if made:
-        parts.append(f"{len(made)} of make not looked at")
+    if outputs_of_make:
+        parts.append(f"{len(outputs_of_make)} of make not looked at")
     return f"{len(files)} files: {'; '.join(parts)}."
 
 
@@ -204,7 +206,8 @@ def checks_of(
         for name in names:
             add(f"{name}{what}", functools.partial(run, name), name)
 
-    if (folder / "main.c").exists():  # no circuit has this name, for any kind
+    # No circuit has this name, for any kind of export.
+    if (folder / "main.c").exists():
         names = sorted(entries(folder) & language_model.FILES)
         add(f"{MANIFEST} = the files", functools.partial(_program_is_described, folder, manifest))
         add("the C program = the model in JAX", functools.partial(_program_holds, folder), *names)
@@ -231,13 +234,13 @@ def checks_of(
     if module in export.names("verilog"):
         add(f"Verilog, simulated = {VECTORS}", export.verilog_holds, *export.names("verilog"))
     add_each(export.names("html"), f", its script = {VECTORS}", export.page_holds)
-    proved = {f"{export.name}{end}" for end in (".blif", ".aig", "_alkaid.json")} | {
-        *(() if export.has_registers() else (module,))
-    }
+    # ABC proves circuits without registers only.
+    proved = {f"{export.name}{end}" for end in (".blif", ".aig", "_alkaid.json")}
+    if not export.has_registers():
+        proved.add(module)
     written = (*netlists, *export.names("verilog"))
-    add_each(
-        (name for name in written if name in proved), f" = {circuit}, by ABC", export.equal_by_abc
-    )
+    by_abc = (name for name in written if name in proved)
+    add_each(by_abc, f" = {circuit}, by ABC", export.equal_by_abc)
     return checks
 
 
@@ -260,7 +263,8 @@ def _digests(folder: Path, manifest: dict[str, Any]) -> str:
 
 
 def _check_described(folder: Path, facts: dict[str, Any], expected: dict[str, str]) -> None:
-    manifest = deployment.read_manifest(folder)  # locates the damage
+    # Reading again names the damaged field.
+    manifest = deployment.read_manifest(folder)
     formats = {name: stated["format"] for name, stated in manifest["files"].items()}
     wrong = [
         f"{name} is stated as {format_value(formats[name])}"
@@ -268,12 +272,14 @@ def _check_described(folder: Path, facts: dict[str, Any], expected: dict[str, st
         if expected.get(name) != formats[name]
     ]
     wrong += [f"{name} is not stated" for name in sorted(set(expected) - set(formats))]
-    different = deployment.differences(folder, manifest)  # these fail the digest check
+    # Different files fail the digest check already.
+    different = deployment.differences(folder, manifest)
     for name in sorted(set(manifest["files"]) - set(different)):
         n_bytes, size = manifest["files"][name]["bytes"], (folder / name).stat().st_size
         if n_bytes != size:
             wrong.append(f"{name} has {size} bytes, stated are {format_value(n_bytes)}")
     stated = manifest["facts"] if manifest["kind"] == "language model" else manifest
+    # Facts as they are after JSON, where tuples are lists.
     for name, value in json.loads(json.dumps(facts)).items():
         if stated.get(name) != value:
             wrong.append(
@@ -307,15 +313,14 @@ class _Export:
 
     def __init__(self, folder: Path, manifest: dict[str, Any]):
         self.folder, self.manifest = folder, manifest
-        found = {path.stem for path in folder.glob("*.json")} - {
-            Path(MANIFEST).stem,
-            Path(VECTORS).stem,
-        }
+        stems = {path.stem for path in folder.glob("*.json")}
+        stems -= {Path(MANIFEST).stem, Path(VECTORS).stem}
         stated = manifest.get("name")
-        # columns.json is the encoding of a table, next to its circuit.
-        others = {"columns"} | {name for name in found if name.endswith("_alkaid")}
-        circuits = found - others or found
-        self.name: str = stated if stated in list(found) else min(circuits, default="circuit")
+        # The manifest names the circuit, if it is right. Otherwise: columns.json is the encoding of
+        # a table, next to its circuit.
+        others = {"columns"} | {name for name in stems if name.endswith("_alkaid")}
+        circuits = stems - others or stems
+        self.name: str = stated if stated in list(stems) else min(circuits, default="circuit")
         self.circuit_name = f"{self.name}.json"
 
     def names(self, format: str) -> tuple[str, ...]:
@@ -364,28 +369,26 @@ class _Export:
 
     @functools.cached_property
     def circuit(self) -> Circuit:
-        """Reference circuit; file sizes bound its inputs, as each gets random values."""
-        found = self.read(self.circuit_name)
-        sizes = [
-            path.stat().st_size
-            for name in (self.circuit_name, VECTORS)
-            if (path := self.folder / name).exists()
-        ]
-        numbers = sum(port.count for port in found.inputs)
+        """Reference circuit."""
+        circuit = self.read(self.circuit_name)
+        # Each input gets random values, so file sizes must bound the inputs of a damaged file.
+        paths = (self.folder / name for name in (self.circuit_name, VECTORS))
+        sizes = [path.stat().st_size for path in paths if path.exists()]
+        numbers = sum(port.count for port in circuit.inputs)
         if numbers > sum(sizes):
             raise FailedError(
                 f"{self.circuit_name} has {numbers} numbers of inputs, "
                 f"more than it and {VECTORS} have bytes, {sum(sizes)}; "
                 "a sample has a number for each"
             )
-        return found
+        return circuit
 
     @functools.cached_property
     def vectors(self) -> Vectors:
         with _require_readable(VECTORS):
-            found = Vectors.from_json((self.folder / VECTORS).read_bytes())
-            found.check(self.circuit)
-            return found
+            vectors = Vectors.from_json((self.folder / VECTORS).read_bytes())
+            vectors.check(self.circuit)
+            return vectors
 
     def read(self, name: str) -> Circuit:
         end = name.removeprefix(self.name)
@@ -402,22 +405,20 @@ class _Export:
     def is_described(self) -> str:
         options = self.options
         facts = deployment.facts_of(deployment.Request(self.circuit, self.vectors, options))
-        if self.manifest.get("lutjax") != __version__:  # it may count differently
+        # Another version may count differently.
+        if self.manifest.get("lutjax") != __version__:
             del facts["statistics"]
-        stated = deployment.read_manifest(self.folder)["files"]
-        extras = {
-            name: facts["format"]
-            for name, facts in stated.items()
-            if facts["format"] == deployment.EXTRA
-        }
-        _check_described(
-            self.folder, facts, {**extras, **deployment.formats_of(options, self.circuit)}
-        )
+        expected = {}
+        for name, stated in deployment.read_manifest(self.folder)["files"].items():
+            if stated["format"] == deployment.EXTRA:
+                expected[name] = deployment.EXTRA
+        expected |= deployment.formats_of(options, self.circuit)
+        _check_described(self.folder, facts, expected)
         return f"{len(facts)} facts"
 
     def vectors_hold(self) -> str:
-        given = [self.vectors.inputs[port.name] for port in self.circuit.inputs]
-        _check_answers(evaluate_ports(self.circuit, given), self.vectors.outputs)
+        samples = [self.vectors.inputs[port.name] for port in self.circuit.inputs]
+        _check_answers(evaluate_ports(self.circuit, samples), self.vectors.outputs)
         return _samples(len(self.vectors))
 
     def readme_holds(self) -> str:
@@ -436,16 +437,16 @@ class _Export:
                 f"the model has {counts} numbers of inputs; the circuit is {self.circuit!r}"
             )
         others, what = _choose_samples(self.circuit.inputs)
-        given = [list(model.samples), others]
-        if taken := columns_of(self.circuit):
-            given.append(taken.boundaries(model.samples))
-            what = f"{len(given[-1][0])} next to thresholds and {what}"
-        for x in given:
-            expected = dict(
-                zip((port.name for port in self.circuit.outputs), model.answer(*x), strict=True)
-            )
-            _check_answers(evaluate_ports(self.circuit, x), expected)
-        return f"{_samples(len(model.samples[0]))}{',' if taken else ' and'} {what}"
+        comparisons = [list(model.samples), others]
+        # Random numbers rarely are next to a threshold, where a wrong comparison would show.
+        if columns := columns_of(self.circuit):
+            comparisons.append(columns.boundaries(model.samples))
+            what = f"{len(comparisons[-1][0])} next to thresholds and {what}"
+        names = [port.name for port in self.circuit.outputs]
+        for samples in comparisons:
+            expected = dict(zip(names, model.answer(*samples), strict=True))
+            _check_answers(evaluate_ports(self.circuit, samples), expected)
+        return f"{_samples(len(model.samples[0]))}{',' if columns else ' and'} {what}"
 
     def is_life(self) -> str:
         x = (np.arange(512)[:, None] >> np.arange(9) & 1).astype(np.uint8)
@@ -456,57 +457,52 @@ class _Export:
         return _check_circuit(self.read(name), self.circuit)
 
     def page_circuit_holds(self, name: str) -> str:
-        """Compare a page's circuit. It may show votes instead of the class, or the counted bits."""
-        shown, others = self.page_circuit(name), _choose_samples(self.circuit.inputs)
-        for x in ([self.vectors.inputs[port.name] for port in shown.inputs], others[0]):
-            self._check_page_answers(evaluate_ports(shown, x), evaluate_ports(self.circuit, x))
-        return f"{_samples(len(self.vectors))} and {others[1]}"
+        """Compare a page's circuit, which may show votes instead of the class."""
+        circuit, (others, what) = self.page_circuit(name), _choose_samples(self.circuit.inputs)
+        for x in ([self.vectors.inputs[port.name] for port in circuit.inputs], others):
+            self._check_page_answers(evaluate_ports(circuit, x), evaluate_ports(self.circuit, x))
+        return f"{_samples(len(self.vectors))} and {what}"
 
     def page_circuit(self, name: str) -> Circuit:
         with _require_readable(name):
-            found = page.read(_text(self.folder, name))
-        if found.inputs != self.circuit.inputs:
-            raise FailedError(f"{name} runs {found!r}; the export is {self.circuit!r}")
-        return found
+            circuit = page.read(_text(self.folder, name))
+        if circuit.inputs != self.circuit.inputs:
+            raise FailedError(f"{name} runs {circuit!r}; the export is {self.circuit!r}")
+        return circuit
 
     def _check_page_answers(
-        self, found: dict[str, np.ndarray], answers: dict[str, np.ndarray]
+        self, answers: dict[str, np.ndarray], expected: dict[str, np.ndarray]
     ) -> None:
-        """Compare a page's answers with the circuit: equal, or votes."""
-        (port, votes), *more = found.items()
-        expected = answers.get(port)
-        if (
-            not more
-            and len(answers) == 1
-            and expected is not None
-            and votes.shape[1] != expected.shape[1]
-        ):
-            if expected.shape[1] == 1:
-                found = {port: votes.argmax(1)[:, None]}
-            elif expected.shape[1] % votes.shape[1] == 0:
-                answers = {port: expected.reshape(*votes.shape, -1).sum(-1)}
-        _check_answers(found, answers)
+        (port, votes), *more = answers.items()
+        numbers = expected.get(port)
+        is_single = not more and len(expected) == 1
+        # A page shows votes where the export has the class, or the bits that are counted.
+        if is_single and numbers is not None and votes.shape[1] != numbers.shape[1]:
+            if numbers.shape[1] == 1:
+                answers = {port: votes.argmax(1)[:, None]}
+            elif numbers.shape[1] % votes.shape[1] == 0:
+                expected = {port: numbers.reshape(*votes.shape, -1).sum(-1)}
+        _check_answers(answers, expected)
 
     def ports_hold(self) -> str:
-        expected, found = verilog.ports_of(self.circuit, self.registers), self.ports()
+        expected, declared = verilog.ports_of(self.circuit, self.registers), self.ports()
         if self.has_registers() != (self.registers > 0):
             words = {True: "registers", False: "no registers"}
             raise FailedError(
                 f"{self.name}.v has {words[self.has_registers()]}; "
                 f"{MANIFEST} states registers: {self.registers}"
             )
-        if found != expected:
-            wrong = sorted(
-                name for name in {*found, *expected} if found.get(name) != expected.get(name)
-            )
+        if declared != expected:
+            names = {*declared, *expected}
+            wrong = sorted(name for name in names if declared.get(name) != expected.get(name))
             raise FailedError(
-                f"{self.name}.v declares {wrong[0]} as {found.get(wrong[0])}, "
+                f"{self.name}.v declares {wrong[0]} as {declared.get(wrong[0])}, "
                 f"expected {expected.get(wrong[0])}"
             )
-        return f"{len(found)} ports"
+        return f"{len(declared)} ports"
 
     def c_holds(self) -> str:
-        """Compile without warnings, and run a test of the vectors and the folder's own."""
+        """Compile without warnings, and run a test of the vectors and the folder's own test."""
         compiler = _tool("gcc", "clang", "cc")
         own = f"extras/{self.name}_test.c" if self.is_library else f"{self.name}_test.c"
         make = mcu.c_test if self.is_library else c.c_test
@@ -516,10 +512,13 @@ class _Export:
         with tempfile.TemporaryDirectory(prefix="lutjax-") as folder:
             scratch = Path(folder)
             (scratch / "test.c").write_text(test, encoding="utf-8")
-            same = own not in self.names("c") or (self.folder / own).read_bytes() == test.encode()
-            for path in [scratch / "test.c"] if same else [scratch / "test.c", Path(own)]:
-                program, place = scratch / "test", str(Path(self.program).parent)
-                _call(
+            tests: list[Path] = [scratch / "test.c"]
+            is_other = own in self.names("c") and (self.folder / own).read_bytes() != test.encode()
+            if is_other:
+                tests.append(Path(own))
+            program, place = scratch / "test", str(Path(self.program).parent)
+            for path in tests:
+                words: list[str | Path] = [
                     compiler,
                     *_C_FLAGS,
                     "-I",
@@ -528,50 +527,49 @@ class _Export:
                     path,
                     "-o",
                     program,
-                    cwd=self.folder,
-                )
-                _call(program, cwd=self.folder)  # exit status is zero if all answers are right
+                ]
+                _call(*words, cwd=self.folder)
+                # The exit status is zero if all answers are right.
+                _call(program, cwd=self.folder)
             return f"{_samples(len(self.vectors))}, {Path(compiler).name}"
 
     def simulated_holds(self) -> str:
         target = str(self.target)
         if why := mcu.unsupported_reason(target):
             raise SkippedError(why)
-        files = {
-            name: _text(self.folder, name) for name in self.names("c") if name.startswith("src/")
-        }
-        given = [self.vectors.inputs[port.name][: mcu.SAMPLES] for port in self.circuit.inputs]
+        sources = [name for name in self.names("c") if name.startswith("src/")]
+        files = {name: _text(self.folder, name) for name in sources}
+        own = [self.vectors.inputs[port.name][: mcu.SAMPLES] for port in self.circuit.inputs]
         others = mcu.random_samples(self.circuit, mcu.SAMPLES)
-        both = [np.concatenate(two) for two in zip(given, others, strict=True)]
-        wrong = mcu.count_wrong_answers(files, self.name, self.circuit, target, both)
+        samples = [np.concatenate(two) for two in zip(own, others, strict=True)]
+        wrong = mcu.count_wrong_answers(files, self.name, self.circuit, target, samples)
         if wrong:
-            raise FailedError(f"{wrong} of {_samples(len(both[0]))} differ on {target}")
-        return f"{_samples(len(given[0]))} and {len(others[0])} random ones, {target}"
+            raise FailedError(f"{wrong} of {_samples(len(samples[0]))} differ on {target}")
+        return f"{_samples(len(own[0]))} and {len(others[0])} random ones, {target}"
 
     def page_holds(self, name: str) -> str:
-        node, shown, rows = _tool("node"), self.page_circuit(name), self.vectors.rows
-        words, n = shown.encode(*as_called(shown.inputs, self.vectors.inputs))
-        text, of_rows = _text(self.folder, name), None
+        node, circuit, rows = _tool("node"), self.page_circuit(name), self.vectors.rows
+        words, n = circuit.encode(*as_called(circuit.inputs, self.vectors.inputs))
+        # Words of 64 samples are two words of 32, the lower one first, on any machine.
+        words_32 = words.astype("<u8").view("<u4").astype(np.uint32)
+        text, bits_of_rows = _text(self.folder, name), None
         try:
             with _require_executable(node):
-                found = page.evaluate_in_node(
-                    text, words.astype("<u8").view("<u4").astype(np.uint32), node=node
-                )
+                bits = page.evaluate_in_node(text, words_32, node=node)
                 if rows is not None:
-                    of_rows = page.evaluate_rows_in_node(text, rows, node=node)
+                    bits_of_rows = page.evaluate_rows_in_node(text, rows, node=node)
         except ValueError as error:
             raise FailedError(f"{name} cannot be read: {error}") from error
         except subprocess.CalledProcessError as error:
             raise FailedError(f"the script of {name} fails") from error
-        if len(found) != shown.n_outputs:
+        if len(bits) != circuit.n_outputs:
             raise FailedError(
-                f"the script of {name} returns {len(found)} bits, expected {shown.n_outputs}"
+                f"the script of {name} returns {len(bits)} bits, expected {circuit.n_outputs}"
             )
-        given = group_by_port(
-            shown, shown.decode(found.astype("<u4").view("<u8").astype(np.uint64), n)
-        )
-        self._check_page_answers(given, dict(self.vectors.outputs))
-        if of_rows is not None and (of_rows != found[:, : of_rows.shape[1]]).any():
+        words_64 = bits.astype("<u4").view("<u8").astype(np.uint64)
+        answers = group_by_port(circuit, circuit.decode(words_64, n))
+        self._check_page_answers(answers, dict(self.vectors.outputs))
+        if bits_of_rows is not None and (bits_of_rows != bits[:, : bits_of_rows.shape[1]]).any():
             raise FailedError(f"the script of {name} encodes the rows of {VECTORS} differently")
         return f"{_samples(n)}, node"
 
@@ -590,10 +588,10 @@ class _Export:
         )
         for testbench in dict.fromkeys((test, *own)):
             with _require_executable("iverilog", "vvp"):
-                found = simulate.run(module, testbench)
-            if not found:
-                raise FailedError(found.line.removeprefix("FAIL: "))
-        return found.line.removeprefix("PASS: ") + ", iverilog"
+                simulation = simulate.run(module, testbench)
+            if not simulation:
+                raise FailedError(simulation.line.removeprefix("FAIL: "))
+        return simulation.line.removeprefix("PASS: ") + ", iverilog"
 
     def equal_by_abc(self, name: str) -> str:
         program = abc.find()
@@ -601,16 +599,17 @@ class _Export:
             raise SkippedError("pyosys is not installed")
         try:
             with _require_executable(program):
-                given = self.read(name) if name in self.names("alkaid") else self.folder / name
-                found = abc.cec(given, self.circuit)
+                # ABC reads all formats but Alkaid's.
+                netlist = self.read(name) if name in self.names("alkaid") else self.folder / name
+                result = abc.cec(netlist, self.circuit)
         except TimeoutError as error:
             raise SkippedError(str(error)) from error
         except (RuntimeError, ValueError) as error:
             raise FailedError(str(error)) from error
-        if found.status == "undecided":
-            raise SkippedError(found.line)
-        if not found:
-            raise FailedError(found.line)
+        if result.status == "undecided":
+            raise SkippedError(result.line)
+        if not result:
+            raise FailedError(result.line)
         return "proved for all inputs"
 
 
@@ -629,9 +628,9 @@ def _choose_samples(ports: Sequence[Port]) -> tuple[list[np.ndarray], str]:
         samples = _random_samples(n)
         bits = np.random.default_rng(0).integers(0, 2, (samples, n), dtype=np.uint8)
         what = f"{samples} random ones"
-    numbers = [
-        numbers_of(port, bits[:, own].T).reshape(-1, port.count) for port, own in bit_ranges(ports)
-    ]
+    numbers = []
+    for port, own in bit_ranges(ports):
+        numbers.append(numbers_of(port, bits[:, own].T).reshape(-1, port.count))
     return numbers, what
 
 
@@ -653,21 +652,21 @@ def _text(folder: Path, name: str) -> str:
         raise FailedError(f"{name} cannot be read: {why}") from error
 
 
-def _check_answers(found: dict[str, np.ndarray], expected: Any) -> None:
-    for name, answers in expected.items():
-        if name not in found or found[name].shape != np.shape(answers):
-            shapes = {name: list(numbers.shape) for name, numbers in found.items()}
+def _check_answers(answers: dict[str, np.ndarray], expected: Any) -> None:
+    for name, numbers in expected.items():
+        if name not in answers or answers[name].shape != np.shape(numbers):
+            shapes = {name: list(array.shape) for name, array in answers.items()}
             raise FailedError(
                 f"the answers have shapes {shapes}; "
-                f"expected {name} of shape {list(np.shape(answers))}"
+                f"expected {name} of shape {list(np.shape(numbers))}"
             )
-        wrong = (found[name] != answers).any(1)
+        wrong = (answers[name] != numbers).any(1)
         if wrong.any():
             k = int(wrong.argmax())
             raise FailedError(
-                f"{wrong.sum()} of {_samples(len(answers))} differ; "
-                f"of sample {k}, {name} is {found[name][k].tolist()}, "
-                f"expected {np.asarray(answers[k]).tolist()}"
+                f"{wrong.sum()} of {_samples(len(numbers))} differ; "
+                f"of sample {k}, {name} is {answers[name][k].tolist()}, "
+                f"expected {np.asarray(numbers[k]).tolist()}"
             )
 
 
@@ -679,11 +678,10 @@ def _check_circuit(one: Circuit, other: Circuit) -> str:
             f"expected {n} and {other.n_outputs}"
         )
     if n <= MOST_INPUTS:
+        # Few inputs repeat, to fill a word of 64 samples.
         bits = (np.arange(max(1 << n, 64))[None] >> np.arange(n)[:, None] & 1).astype(np.uint8)
-        words, what = (
-            np.packbits(bits, axis=1, bitorder="little").view("<u8").astype(np.uint64),
-            f"all 2^{n} inputs",
-        )
+        words = np.packbits(bits, axis=1, bitorder="little").view("<u8").astype(np.uint64)
+        what = f"all 2^{n} inputs"
     else:
         n_words = max(1, _random_samples(n) // 64)
         words = np.random.default_rng(0).integers(0, 2**64, (n, n_words), dtype=np.uint64)
@@ -720,6 +718,7 @@ def _require_executable(*programs: str | Path) -> Iterator[None]:
         path = Path(error.filename or "")
         if path.name not in [Path(program).name for program in programs]:
             raise
+        # A folder mounted noexec is the usual reason, and the user can choose another.
         place = tempfile.gettempdir()
         if isinstance(error, PermissionError) and path.is_relative_to(place):
             raise SkippedError(

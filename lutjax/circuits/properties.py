@@ -119,20 +119,24 @@ def prove_robustness(
     claim = f"no {flips} flip{'s change' if flips > 1 else ' changes'} {question.name(bits)}"
     start = time.perf_counter()
     if method == "evaluation" or (method is None and small):
-        status, found, done = _evaluate_flips(circuit, question, bits, flips, start + seconds)
-        detail = (
-            f"{done:,} of {count:,} inputs" if status == "undecided" else f"all {count:,} inputs"
+        status, counterexample, n_evaluated = _evaluate_flips(
+            circuit, question, bits, flips, start + seconds
         )
-        if found is not None:
+        detail = f"all {count:,} inputs"
+        if status == "undecided":
+            detail = f"{n_evaluated:,} of {count:,} inputs"
+        if counterexample is not None:
             detail = "evaluation"
     else:
-        status, found, detail = _ask_abc(_flip_circuit(circuit, question, bits, flips), seconds)
-        found = None if found is None else bits ^ found
-    if found is not None and (found != bits).sum() > flips:
-        raise RuntimeError(
-            f"prove_robustness: ABC flipped {(found != bits).sum()} bits instead of {flips}."
-        )
-    return question.verdict(claim, status, detail, start, None if found is None else (bits, found))
+        violation = _flip_circuit(circuit, question, bits, flips)
+        status, flipped, detail = _ask_abc(violation, seconds)
+        counterexample = None if flipped is None else bits ^ flipped
+    if counterexample is None:
+        return question.verdict(claim, status, detail, start, None)
+    n_flipped = (counterexample != bits).sum()
+    if n_flipped > flips:
+        raise RuntimeError(f"prove_robustness: ABC flipped {n_flipped} bits instead of {flips}.")
+    return question.verdict(claim, status, detail, start, (bits, counterexample))
 
 
 def prove_monotonicity(
@@ -178,21 +182,20 @@ def prove_monotonicity(
     wrong = [_greater_equal(builder, second, first, chosen.port.format.signed)]
     larger, smaller = pair.answers if decreasing else pair.answers[::-1]
     wrong.append(_greater_equal(builder, larger, smaller, question.signed) ^ 1)
+    # A missing number is neither more nor less than another.
     if isinstance(chosen.column, columns.Number) and chosen.column.missing:
         code = chosen.column.missing_code % (1 << chosen.port.format.bits)
         wrong += [arithmetic.equal_to_constant(builder, bits, code) ^ 1 for bits in (first, second)]
-    found = pair.ask(_all_of(builder, wrong), seconds)
-    if found.inputs is not None:
-        numbers = [
-            question.samples(bits)[chosen.port.name].ravel()[chosen.element]
-            for bits in found.inputs
-        ]
-        values = [question.answer(bits) for bits in found.inputs]
-        good = numbers[0] < numbers[1] and (
-            values[0] < values[1] if decreasing else values[0] > values[1]
-        )
-        _check_counterexample(where, bool(good))
-    return question.verdict(claim, found.status, found.detail, start, found.inputs)
+    result = pair.ask(_all_of(builder, wrong), seconds)
+    if result.inputs is not None:
+        numbers, values = [], []
+        for bits in result.inputs:
+            elements = question.samples(bits)[chosen.port.name].ravel()
+            numbers.append(elements[chosen.element])
+            values.append(question.answer(bits))
+        violates = values[0] < values[1] if decreasing else values[0] > values[1]
+        _check_counterexample(where, bool(numbers[0] < numbers[1] and violates))
+    return question.verdict(claim, result.status, result.detail, start, result.inputs)
 
 
 def prove_independence(
@@ -225,16 +228,17 @@ def prove_independence(
     pair = _Pair(circuit, question, chosen, in_range)
     different = [pair.builder.gate([a, b], 0b0110) for a, b in zip(*pair.answers, strict=True)]
     wrong = _all_of(pair.builder, [literal ^ 1 for literal in different]) ^ 1
+    # Needs no proof: simplification found both answers equal.
     if wrong == ZERO:
         return question.verdict(claim, "proved", "no path to an output", start, None)
-    found = pair.ask(wrong, seconds)
-    if found.inputs is not None:
+    result = pair.ask(wrong, seconds)
+    if result.inputs is not None:
         same = np.ones(circuit.n_inputs, bool)
         same[chosen.bits] = False
-        first, second = found.inputs
+        first, second = result.inputs
         good = (first == second)[same].all() and question.answer(first) != question.answer(second)
         _check_counterexample(where, bool(good))
-    return question.verdict(claim, found.status, found.detail, start, found.inputs)
+    return question.verdict(claim, result.status, result.detail, start, result.inputs)
 
 
 def read_export(folder: Path) -> tuple[Circuit, Vectors, str]:
@@ -259,49 +263,37 @@ def read_export(folder: Path) -> tuple[Circuit, Vectors, str]:
         file = folder / f"{name}.aig"
         if not file.exists():
             return circuit, vectors, f"{name}.json"
-        found = aiger.read(file.read_bytes())
+        netlist = aiger.read(file.read_bytes())
     except ValueError as error:
         raise DeploymentError(f"{folder} is damaged: {error} Export it again.") from error
-    if (found.inputs, found.outputs) != (circuit.inputs, circuit.outputs):
+    if (netlist.inputs, netlist.outputs) != (circuit.inputs, circuit.outputs):
         raise DeploymentError(f"{folder} is damaged: {file.name} has other ports than {name}.json.")
+    # AIGER files have no facts, and other gates than the JSON form, whose counts do not fit.
     about = {fact: value for fact, value in circuit.about.items() if fact != "vote_gates"}
-    return dataclasses.replace(found, about=about), vectors, file.name
+    return dataclasses.replace(netlist, about=about), vectors, file.name
 
 
 def describe(circuit: Circuit, verdict: Verdict) -> list[str]:
-    """Return lines about a counterexample: the changed inputs, both answers, and the first sample."""
+    """Return lines about a counterexample: changed inputs, both answers, and the first sample."""
     if not verdict.samples:
         return []
     taken, classes = columns_of(circuit), circuit.about.get("classes")
-    rows: list[list[Any]]
-    if taken is not None:
-        names = [column.name for column in taken.columns]
-        rows = [
-            taken.decode([sample[port.name].reshape(1, 1) for port in circuit.inputs])[0]
-            for sample in verdict.samples
-        ]
-    else:
-        names = _element_names(circuit)
-        rows = [
-            np.concatenate([sample[port.name].ravel() for port in circuit.inputs]).tolist()
-            for sample in verdict.samples
-        ]
-    changed = [
-        f"{name} {_word(a)} -> {_word(b)}"
-        for name, a, b in zip(names, *rows, strict=True)
-        if a != b
-    ]
+    rows: list[list[Any]] = []
+    for sample in verdict.samples:
+        values = [sample[port.name] for port in circuit.inputs]
+        if taken is not None:
+            rows += taken.decode([value.reshape(1, 1) for value in values])
+        else:
+            rows.append(np.concatenate([value.ravel() for value in values]).tolist())
+    names = _element_names(circuit)
+    pairs = zip(names, *rows, strict=True)
+    changed = [f"{name} {_word(a)} -> {_word(b)}" for name, a, b in pairs if a != b]
     answers = [classes[int(k)] if classes else f"{k:g}" for k in verdict.answers]
     whole = ", ".join(f"{name} {_word(a)}" for name, a in zip(names, rows[0], strict=True))
     if taken is None:
         whole = ",".join(_word(a) for a in rows[0])
-    return [
-        (
-            f"  {', '.join(changed) or 'codes with the same meaning'}: "
-            f"answer {answers[0]} -> {answers[1]}"
-        ),
-        f"  from {whole}",
-    ]
+    what = ", ".join(changed) or "codes with the same meaning"
+    return [f"  {what}: answer {answers[0]} -> {answers[1]}", f"  from {whole}"]
 
 
 def _word(value: Any) -> str:
@@ -320,9 +312,8 @@ class _Question:
             raise ValueError(f"{where}: the circuit is {circuit!r}; expected inputs and outputs.")
         port, about = circuit.outputs[0], circuit.about
         # One bit for each class is a vote as well.
-        self.votes = (
-            len(circuit.outputs) == 1 and port.count > 1 and about.get("n_classes") == port.count
-        )
+        has_classes = port.count > 1 and about.get("n_classes") == port.count
+        self.votes = len(circuit.outputs) == 1 and has_classes
         self.output = "the class" if self.votes or about.get("kind") == "classifier" else port.name
         self.signed = not self.votes and port.format.signed
 
@@ -342,49 +333,49 @@ class _Question:
             )
         values = []
         for port in ports:
-            found = np.asarray(sample[port.name]).reshape(-1)
-            if len(found) != port.count:
+            numbers = np.asarray(sample[port.name]).reshape(-1)
+            if len(numbers) != port.count:
                 raise ValueError(
-                    f"{self.where}: {port.name} has {len(found)} values; expected {port.count}."
+                    f"{self.where}: {port.name} has {len(numbers)} values; expected {port.count}."
                 )
-            values.append(found[None] if port.count > 1 else found)
+            values.append(numbers[None] if port.count > 1 else numbers)
         words, _ = self.circuit.encode(*values)
         return (words[:, 0] & np.uint64(1)).astype(np.uint8)
 
     def samples(self, bits: np.ndarray) -> dict[str, np.ndarray]:
-        found = {}
+        values = {}
         for port, own in bit_ranges(self.circuit.inputs):
-            codes = (bits[own].reshape(port.count, -1).astype(np.uint64) << _bit_indices(port)).sum(
-                1
-            )
-            found[port.name] = port.format.decode(codes.astype(np.uint64))
-        return found
+            elements = bits[own].reshape(port.count, -1).astype(np.uint64)
+            codes = (elements << np.arange(port.format.bits, dtype=np.uint64)).sum(1)
+            values[port.name] = port.format.decode(codes.astype(np.uint64))
+        return values
 
     def answers(self, words: np.ndarray, n: int) -> np.ndarray:
-        found = self.circuit.decode(self.circuit.evaluate(words), n)
+        numbers = self.circuit.decode(self.circuit.evaluate(words), n)
         if self.votes:
-            return np.asarray(found.argmax(1))
-        if isinstance(found, tuple):
-            return np.concatenate([values.reshape(n, -1) for values in found], axis=1)
-        return np.asarray(found)
+            return np.asarray(numbers.argmax(1))
+        if isinstance(numbers, tuple):
+            return np.concatenate([values.reshape(n, -1) for values in numbers], axis=1)
+        return np.asarray(numbers)
 
     def answer(self, bits: np.ndarray) -> Any:
-        found = self.answers(bits.astype(np.uint64)[:, None], 1)[0]
-        return tuple(found.tolist()) if np.ndim(found) else found.item()
+        answer = self.answers(bits.astype(np.uint64)[:, None], 1)[0]
+        return tuple(answer.tolist()) if np.ndim(answer) else answer.item()
 
     def name(self, bits: np.ndarray) -> str:
-        found, classes = self.answer(bits), self.circuit.about.get("classes")
+        answer, classes = self.answer(bits), self.circuit.about.get("classes")
         if self.output == "the class":
-            return f"class {classes[found] if classes else found}"
-        return f"answer {found}"
+            return f"class {classes[answer] if classes else answer}"
+        return f"answer {answer}"
 
     def literals(self, builder: Builder, bits: Sequence[Literal]) -> list[Literal]:
         """Return the literals of the answer, lowest bit first, given the input literals."""
-        found = walk_literals(self.circuit, [ZERO, *bits], builder.gate)
+        outputs = walk_literals(self.circuit, [ZERO, *bits], builder.gate)
         if not self.votes:
-            return found
+            return outputs
         size = self.circuit.outputs[0].format.bits
-        return arithmetic.argmax(builder, [found[k : k + size] for k in range(0, len(found), size)])
+        votes = [outputs[k : k + size] for k in range(0, len(outputs), size)]
+        return arithmetic.argmax(builder, votes)
 
     def verdict(
         self,
@@ -392,14 +383,15 @@ class _Question:
         status: str,
         detail: str,
         start: float,
-        found: tuple[np.ndarray, np.ndarray] | None,
+        pair: tuple[np.ndarray, np.ndarray] | None,
     ) -> Verdict:
         seconds = time.perf_counter() - start
-        if found is None:
+        if pair is None:
             return Verdict(claim, status, detail, seconds)
-        answers = [self.answer(bits) for bits in found]
+        # Evaluated again, so that no error of a tool is shown as a counterexample.
+        answers = [self.answer(bits) for bits in pair]
         _check_counterexample(self.where, answers[0] != answers[1])
-        samples = tuple(map(self.samples, found))
+        samples = tuple(map(self.samples, pair))
         return Verdict(claim, status, detail, seconds, samples, tuple(answers))
 
 
@@ -411,10 +403,6 @@ def _check_counterexample(where: str, good: bool) -> None:
 def _check_seconds(where: str, seconds: float | int) -> None:
     if not 0 < seconds < math.inf:
         raise ValueError(f"{where}: seconds is {seconds!r}; it must be positive and finite.")
-
-
-def _bit_indices(port: Port) -> np.ndarray:
-    return np.arange(port.format.bits, dtype=np.uint64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -434,17 +422,16 @@ def _input_of(where: str, circuit: Circuit, name: str) -> _Input:
     names = _element_names(circuit)
     taken = columns_of(circuit)
     if taken is not None:
-        elements = [
-            dataclasses.replace(one, column=column)
-            for one, column in zip(elements, taken.columns, strict=True)
-        ]
+        with_columns = zip(elements, taken.columns, strict=True)
+        elements = [dataclasses.replace(one, column=column) for one, column in with_columns]
     ports = [
         one.port.name if one.port.count == 1 else f"{one.port.name}[{one.element}]"
         for one in elements
     ]
-    for given in (names, ports):
-        if name in given:
-            return elements[given.index(name)]
+    # Names of columns come first: a column may have the name of another port.
+    for known in (names, ports):
+        if name in known:
+            return elements[known.index(name)]
     raise ValueError(
         f"{where}: column is {format_value(name)}; the inputs are {format_names(names, 300)}."
     )
@@ -476,19 +463,19 @@ def _element_names(circuit: Circuit) -> list[str]:
 
 # --------------------------------------------------------------------------------------- two copies
 @dataclasses.dataclass(frozen=True)
-class _Found:
+class _Result:
     status: str
     detail: str
     inputs: tuple[np.ndarray, np.ndarray] | None
 
 
 def _in_range(builder: Builder, circuit: Circuit, bits: Sequence[Literal]) -> list[Literal]:
-    """Return literals that are 1 for columns inside their training range, or with known categories."""
+    """Return literals that are 1 for columns in their training range or of known categories."""
     taken = columns_of(circuit)
-    found: list[Literal] = []
-    for (port, own), column in zip(
-        bit_ranges(circuit.inputs), () if taken is None else taken.columns, strict=taken is not None
-    ):
+    if taken is None:
+        return []
+    in_range: list[Literal] = []
+    for (port, own), column in zip(bit_ranges(circuit.inputs), taken.columns, strict=True):
         number, signed = [bits[k] for k in own], port.format.signed
         above = functools.partial(arithmetic.above_constant, builder, number, signed=signed)
         if isinstance(column, columns.Category):
@@ -496,17 +483,14 @@ def _in_range(builder: Builder, circuit: Circuit, bits: Sequence[Literal]) -> li
         elif column.least is None or column.largest is None:
             continue
         else:
-            least, largest = (
-                column.encode_integer(column.least),
-                column.encode_integer(column.largest),
-            )
+            least, largest = map(column.encode_integer, (column.least, column.largest))
             known = builder.gate([above(least - 1), above(largest) ^ 1], 0b1000)
         if column.missing:
             code = column.missing_code % (1 << port.format.bits)
             absent = arithmetic.equal_to_constant(builder, number, code)
             known = builder.gate([known, absent], 0b1110)
-        found.append(known)
-    return found
+        in_range.append(known)
+    return in_range
 
 
 class _Pair:
@@ -516,41 +500,43 @@ class _Pair:
         self.circuit, self.chosen = circuit, chosen
         self.builder = Builder(merge=2)
         self.shared = [bit for (bit,) in self.builder.input("x", circuit.n_inputs)]
-        (*other,) = (bit for (bit,) in self.builder.input("other", len(chosen.bits)))
+        other = [bit for (bit,) in self.builder.input("other", len(chosen.bits))]
         second = list(self.shared)
         for place, bit in zip(chosen.bits, other, strict=True):
             second[place] = bit
         self.values = [self.shared[k] for k in chosen.bits], other
         self.answers = [question.literals(self.builder, bits) for bits in (self.shared, second)]
-        both = (self.shared, second) if in_range else ()
-        self.required = [
-            literal for bits in both for literal in _in_range(self.builder, circuit, bits)
-        ]
+        self.required: list[Literal] = []
+        if in_range:
+            for bits in (self.shared, second):
+                self.required += _in_range(self.builder, circuit, bits)
 
-    def ask(self, wrong: Literal, seconds: float | int) -> _Found:
+    def ask(self, wrong: Literal, seconds: float | int) -> _Result:
         wrong = _all_of(self.builder, [wrong, *self.required])
-        status, found, detail = _ask_abc(_output(self.builder, wrong), seconds)
-        if found is None:
-            return _Found(status, detail, None)
-        first, second = found[: self.circuit.n_inputs], found[: self.circuit.n_inputs].copy()
-        second[self.chosen.bits] = found[self.circuit.n_inputs :]
-        return _Found(status, detail, (first, second))
+        status, bits, detail = _ask_abc(_output(self.builder, wrong), seconds)
+        if bits is None:
+            return _Result(status, detail, None)
+        n = self.circuit.n_inputs
+        first, second = bits[:n], bits[:n].copy()
+        second[self.chosen.bits] = bits[n:]
+        return _Result(status, detail, (first, second))
 
 
 def _greater_equal(
     builder: Builder, a: Sequence[Literal], b: Sequence[Literal], signed: bool
 ) -> Literal:
     """Compare numbers of equal width: a >= b."""
-    if signed:  # an inverted sign bit orders two's complement numbers as unsigned ones
+    # An inverted sign bit orders two's complement numbers as unsigned ones.
+    if signed:
         a, b = ([*bits[:-1], bits[-1] ^ 1] for bits in (a, b))
     return arithmetic.greater_equal(builder, a, b)
 
 
 def _all_of(builder: Builder, literals: Sequence[Literal]) -> Literal:
-    found = ONE
+    conjunction = ONE
     for literal in literals:
-        found = builder.gate([found, literal], 0b1000)
-    return found
+        conjunction = builder.gate([conjunction, literal], 0b1000)
+    return conjunction
 
 
 def _output(builder: Builder, literal: Literal) -> Circuit:
@@ -560,14 +546,14 @@ def _output(builder: Builder, literal: Literal) -> Circuit:
 
 def _ask_abc(violation: Circuit, seconds: float | int) -> tuple[str, np.ndarray | None, str]:
     """Prove an output constant 0, or return input bits with output 1; and describe the proof."""
+    # Builders simplify, which decides some properties without a tool.
     if violation.literals == (ZERO,):
         return "proved", None, "simplification"
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "a.aig").write_bytes(aiger.write(violation))
         try:
-            text = abc.run(
-                f"read a.aig; strash; iprove; write_cex -n {_MODEL}", folder, seconds=seconds
-            )
+            commands = f"read a.aig; strash; iprove; write_cex -n {_MODEL}"
+            text = abc.run(commands, folder, seconds=seconds)
         except TimeoutError:
             return "undecided", None, f"no proof in {seconds:g} s"
         if "UNSATISFIABLE" in text:
@@ -577,8 +563,9 @@ def _ask_abc(violation: Circuit, seconds: float | int) -> tuple[str, np.ndarray 
             return "undecided", None, f"ABC: {in_a_line(text.strip()[-300:], 60)}"
         # With one time frame, some versions write x[3]@0=1 instead of x[3]=1.
         bits = dict(re.findall(r"(\S+?)(?:@0)?=([01])", path.read_text()))
-    found = [int(bits.get(name, 0)) for name in _netlists.bit_names(violation.inputs)]
-    return "refuted", np.array(found, np.uint8), "ABC"
+    # ABC leaves out the inputs that do not matter.
+    inputs = [int(bits.get(name, 0)) for name in _netlists.bit_names(violation.inputs)]
+    return "refuted", np.array(inputs, np.uint8), "ABC"
 
 
 # -------------------------------------------------------------------------------------------- flips
@@ -586,15 +573,17 @@ def _flip_circuit(circuit: Circuit, question: _Question, bits: np.ndarray, flips
     """Return a circuit from flips to 1 if they are few and change the answer."""
     builder = Builder(merge=2)
     flipped = [bit for (bit,) in builder.input("flip", circuit.n_inputs)]
-    given = [literal ^ int(bit) for literal, bit in zip(flipped, bits, strict=True)]
-    answer = question.literals(builder, given)
-    expected = question.literals(Builder(), [int(bit) for bit in bits])  # constants
+    inputs = [literal ^ int(bit) for literal, bit in zip(flipped, bits, strict=True)]
+    answer = question.literals(builder, inputs)
+    # Constant inputs make the answer to the sample constant.
+    expected = question.literals(Builder(), [int(bit) for bit in bits])
     same = _all_of(builder, [a ^ b ^ 1 for a, b in zip(answer, expected, strict=True)])
-    reached = [ONE] + [ZERO] * (flips + 1)  # at least k flips so far
+    # Literal k: at least k of the flips so far.
+    reached = [ONE] + [ZERO] * (flips + 1)
     for literal in flipped:
+        steps = itertools.pairwise(reached)
         reached = [ONE] + [
-            builder.gate([more, fewer, literal], 0b11101010)
-            for fewer, more in itertools.pairwise(reached)
+            builder.gate([more, fewer, literal], 0b11101010) for fewer, more in steps
         ]
     return _output(builder, _all_of(builder, [same ^ 1, reached[-1] ^ 1]))
 
@@ -604,6 +593,7 @@ def _evaluate_flips(
 ) -> tuple[str, np.ndarray | None, int]:
     """Evaluate inputs within `flips`, nearest first; return status, bits and their number."""
     expected, done = question.answer(bits), 0
+    # A sample fills a bit of each word, so 64 samples are evaluated at once.
     base = bits.astype(np.uint64)[:, None] * np.uint64(2**64 - 1)
     for places in _flip_sets(circuit.n_inputs, flips):
         if time.perf_counter() > end:
@@ -612,8 +602,8 @@ def _evaluate_flips(
         changed = np.zeros((circuit.n_inputs, -(-n // 64) * 64), np.uint8)
         changed[places, np.arange(n)[:, None]] = 1
         words = np.packbits(changed, axis=1, bitorder="little").view("<u8").astype(np.uint64)
-        found = question.answers(words ^ base, n)
-        wrong = (found != np.asarray(expected)).reshape(n, -1).any(1)
+        answers = question.answers(words ^ base, n)
+        wrong = (answers != np.asarray(expected)).reshape(n, -1).any(1)
         if wrong.any():
             return "refuted", bits ^ changed[:, wrong.argmax()], done
         done += n
@@ -621,13 +611,14 @@ def _evaluate_flips(
 
 
 def _flip_sets(n_inputs: int, flips: int) -> Iterator[np.ndarray]:
-    at_once = max(64, min(_AT_ONCE, (1 << 26) // n_inputs))  # at most 64 MB of flags
+    # At most 64 MB of flags.
+    at_once = max(64, min(_AT_ONCE, (1 << 26) // n_inputs))
     for size in range(1, flips + 1):
         sets = itertools.combinations(range(n_inputs), size)
         while True:
-            flat = np.fromiter(
-                itertools.chain.from_iterable(itertools.islice(sets, at_once)), np.int64
-            )
+            places = itertools.chain.from_iterable(itertools.islice(sets, at_once))
+            flat = np.fromiter(places, np.int64)
             if not len(flat):
+                break
                 break
             yield flat.reshape(-1, size)

@@ -63,11 +63,14 @@ def resynthesize(
       >>> from lutjax import circuits
       >>> builder = circuits.Builder(merge=2)
       >>> (a,), (b,), (c,) = builder.input("x", 3)
-      >>> least, most = builder.gate([builder.gate([a, b], 8), c], 8), builder.gate([builder.gate([a, b], 14), c], 14)
-      >>> builder.output("y", [[builder.gate([least, most ^ 1], 0b1110)]])  # whether all three are equal
+      >>> least = builder.gate([builder.gate([a, b], 0b1000), c], 0b1000)
+      >>> most = builder.gate([builder.gate([a, b], 0b1110), c], 0b1110)
+      >>> all_equal = builder.gate([least, most ^ 1], 0b1110)
+      >>> builder.output("y", [[all_equal]])
       >>> circuit = builder.circuit()
       >>> smaller = circuits.resynthesize(circuit, effort=0.01)
-      >>> len(circuit), len(smaller), [smaller([[a, a, c]]).item() for a, c in ((0, 0), (0, 1), (1, 1))]
+      >>> answers = [smaller([[a, a, c]]).item() for a, c in ((0, 0), (0, 1), (1, 1))]
+      >>> len(circuit), len(smaller), answers
       (5, 3, [1, 0, 1])
     """
     where = "resynthesize"
@@ -80,12 +83,12 @@ def resynthesize(
         raise ValueError(f"{where}: goal is {goal!r}; expected one of {GOALS}.")
     if not 0 < effort < float("inf"):
         raise ValueError(f"{where}: effort is {effort}; it must be positive and finite.")
-    found = _Search(_Net.from_circuit(circuit), goal, seed).run(effort * _WORK)
-    made = found.replace_gates(xors=goal == "gates").circuit(circuit)
-    return min(
-        (circuit, made),
-        key=lambda c: len(and_graph(c)[0]) if goal == "ands" else len(operations(c)[0]),
-    )
+    net = _Search(_Net.from_circuit(circuit), goal, seed).run(effort * _WORK)
+    small = net.replace_gates(xors=goal == "gates").circuit(circuit)
+    # The first of two equally small circuits is the given one.
+    if goal == "ands":
+        return min((circuit, small), key=lambda c: len(and_graph(c)[0]))
+    return min((circuit, small), key=lambda c: len(operations(c)[0]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +126,9 @@ class _Net:
             else:
                 x, y = self.nodes[node - self.first]
                 a, b, table = x >> 1, y >> 1, 0
-            unmade = [n for n in (a, b) if n not in values]
-            if unmade:
-                stack += unmade
+            missing = [n for n in (a, b) if n not in values]
+            if missing:
+                stack += missing
             elif gate is not None:
                 values[node] = graph.two_input_table(values[a], values[b], table)
             else:
@@ -133,7 +136,8 @@ class _Net:
                 if x > y:
                     values[node] = graph.conjunction(a, b)
                     continue
-                if not xors:  # from an existing AND of the two, if another node needs it
+                # From an existing AND of the two, if another node needs it.
+                if not xors:
                     for i in range(2):
                         if (y ^ i, x ^ i) in present:
                             graph.conjunction(a ^ i, b ^ i)
@@ -148,7 +152,8 @@ class _Net:
             read = [values[x >> 1] ^ x & 1, values[y >> 1] ^ y & 1]
             values.append(builder.gate(read, _XOR if x < y else _AND))
         add_outputs(builder, ports.outputs, [values[k >> 1] ^ k & 1 for k in self.outputs])
-        return builder.circuit({k: v for k, v in ports.about.items() if k != "vote_gates"})
+        about = {name: fact for name, fact in ports.about.items() if name != "vote_gates"}
+        return builder.circuit(about)
 
 
 class _Search:
@@ -185,6 +190,7 @@ class _Search:
                 net = self.net.replace_gates(gates)
                 self.work += _OVERHEAD * (2 if self.goal == "gates" else 4)
                 cost = self._cost(net)
+                # Steps without any loss end in a local minimum, so some steps may add gates.
                 worse = cost > self.cost
                 if worse and (cost > best[1] + _UPHILL or self.rng.random() > _RATE):
                     continue
@@ -199,6 +205,7 @@ class _Search:
         """Flag the inputs with outputs sensitive to a node, and the node's fan-out cone."""
         net, rows = self.net, self.rows
         other = {node: ~rows[node]}
+        # Recompute with the node inverted: outputs that change are sensitive to it.
         for later in range(node + 1, len(rows)):
             x, y = net.nodes[later - net.first]
             if x >> 1 in other or y >> 1 in other:
@@ -219,11 +226,13 @@ class _Search:
         on, off = noticed & rows[node], noticed & ~rows[node]
         own = [k >> 1 for k in net.nodes[node - net.first]]
         own = [inner for inner in own if inner >= net.first and self.readers[inner] == 1]
+        # The node alone, or with one of its fan-ins: the inner gate.
         if rng.random() < 0.3:
             for gate in self._gates(self._sample_nodes(~depends), on, off):
                 yield {node: gate}
             return
-        inner = len(rows)  # a new gate
+        # By default a new gate, whose number is the first free one.
+        inner = len(rows)
         if own and rng.random() < 0.9:
             inner = own[rng.integers(len(own))]
             depends[inner] = True
@@ -231,6 +240,8 @@ class _Search:
         searches = 0
         for other in rng.permutation(nodes[1:]).tolist():
             row = rows[other]
+            # The node becomes a gate of the inner gate and another node. Where the other node
+            # decides the output, the inner gate is free: it has fewer inputs to be 1 or 0 for.
             for joined, wrong, on_left, off_left in (
                 (0b1000, on & ~row, on, off & row),
                 (0b0010, on & row, on, off & ~row),
@@ -266,12 +277,13 @@ class _Search:
         mixed = [np.minimum(one, zero) > 0 for one, zero in zip(*map(_quarters, some), strict=True)]
         first, second = np.nonzero(np.triu(~np.logical_or.reduce(mixed)))
         order = rng.permutation(len(first))
+        # Pairs with the constant, node 0, are gates of one node.
         order = order[np.argsort(first[order] > 0, kind="stable")]
         for i, j in zip(nodes[first[order]].tolist(), nodes[second[order]].tolist(), strict=True):
             a, b = self.rows[i], self.rows[j]
             table = 0
-            for address, here in enumerate((~(a | b), a & ~b, b & ~a, a & b)):
-                one, zero = (on & here).any(), (off & here).any()
+            for address, at_address in enumerate((~(a | b), a & ~b, b & ~a, a & b)):
+                one, zero = (on & at_address).any(), (off & at_address).any()
                 if one and zero:
                     break
                 table |= int(one or (not zero and rng.random() < 0.5)) << address
@@ -286,13 +298,13 @@ class _Search:
 def _answers(x: int, y: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the output of an operation on two literals, given node outputs a and b."""
     a, b = a ^ bool(x & 1), b ^ bool(y & 1)
-    found: np.ndarray = a ^ b if x < y else a & b
-    return found
+    output: np.ndarray = a ^ b if x < y else a & b
+    return output
 
 
 def _quarters(bits: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return the number of inputs with 00, 10, 01 and 11 for each row pair."""
-    both = bits @ bits.T
-    each = both.diagonal()
-    only = each[:, None] - both
-    return bits.shape[1] - each[:, None] - only.T, only, only.T, both
+    ones = bits @ bits.T
+    each = ones.diagonal()
+    only = each[:, None] - ones
+    return bits.shape[1] - each[:, None] - only.T, only, only.T, ones

@@ -81,11 +81,11 @@ class Stats:
 
 
 def _histogram(counts: dict[int, int]) -> str:
-    shown = [f"{k}: {count}" for k, count in itertools.islice(counts.items(), 8)]
+    entries = [f"{k}: {count}" for k, count in itertools.islice(counts.items(), 8)]
     more = list(counts.items())[8:]
     if more:
-        shown.append(f"{more[0][0]} to {more[-1][0]}: {sum(count for _, count in more)}")
-    return ", ".join(shown) or "none"
+        entries.append(f"{more[0][0]} to {more[-1][0]}: {sum(count for _, count in more)}")
+    return ", ".join(entries) or "none"
 
 
 def compute(circuit: Circuit, *, lut6: bool = True) -> Stats:
@@ -157,9 +157,10 @@ def _classes(circuit: Circuit) -> tuple[ClassStats, ...]:
         roots = [nodes[k : k + bits] for k in range(0, len(nodes), bits)]
     else:
         return ()
-    reached = [0] * (circuit.first_gate + len(circuit))  # class masks
-    for k, of_class in enumerate(roots):
-        for node in of_class:
+    # Bit k: class k depends on the node.
+    reached = [0] * (circuit.first_gate + len(circuit))
+    for k, nodes_of_class in enumerate(roots):
+        for node in nodes_of_class:
             reached[node] |= 1 << k
     for gate in range(len(circuit) - 1, -1, -1):
         mask = reached[circuit.first_gate + gate]

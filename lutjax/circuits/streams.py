@@ -47,37 +47,26 @@ def write(
     if not circuit.inputs or not circuit.outputs:
         raise ValueError("streams.write: the circuit has no inputs or no outputs; expected both.")
     cycles = verilog.latency(circuit, registers)
-    bits = (cycles + 1).bit_length()  # power-of-two queue, at least the latency plus two
+    # The queue holds all answers on their way when its reader stops: at least the latency plus two.
+    bits = (cycles + 1).bit_length()
     n_in, n_out = circuit.n_inputs, circuit.n_outputs
+    # AXI streams transfer whole bytes.
     wide_in, wide_out = (-(-n // 8) * 8 for n in (n_in, n_out))
     if interface == "axi":
-        ports = [
-            "input wire aclk",
-            "input wire aresetn",
-            *("input wire s_axis_tvalid", "output wire s_axis_tready"),
-            *(f"input wire [{wide_in - 1}:0] s_axis_tdata", "input wire s_axis_tlast"),
-            *("output wire m_axis_tvalid", "input wire m_axis_tready"),
-            *(f"output wire [{wide_out - 1}:0] m_axis_tdata", "output wire m_axis_tlast"),
-        ]
-        of = {
-            "clock": "aclk",
-            "reset": "!aresetn",
-            "valid_in": "s_axis_tvalid",
-            "ready_out": "m_axis_tready",
-        }
+        ports = ["input wire aclk", "input wire aresetn"]
+        ports += ["input wire s_axis_tvalid", "output wire s_axis_tready"]
+        ports += [f"input wire [{wide_in - 1}:0] s_axis_tdata", "input wire s_axis_tlast"]
+        ports += ["output wire m_axis_tvalid", "input wire m_axis_tready"]
+        ports += [f"output wire [{wide_out - 1}:0] m_axis_tdata", "output wire m_axis_tlast"]
+        of = {"clock": "aclk", "reset": "!aresetn"}
+        of |= {"valid_in": "s_axis_tvalid", "ready_out": "m_axis_tready"}
         of |= {"data_in": f"s_axis_tdata[{n_in - 1}:0]", "last_in": "s_axis_tlast"}
         ready, valid, data, last = "s_axis_tready", "m_axis_tvalid", "m_axis_tdata", "m_axis_tlast"
     else:
-        ports = [
-            "input wire clk",
-            "input wire reset",
-            *("input wire in_valid", "output wire in_ready", f"input wire [{n_in - 1}:0] in_data"),
-            *(
-                "output wire out_valid",
-                "input wire out_ready",
-                f"output wire [{n_out - 1}:0] out_data",
-            ),
-        ]
+        ports = ["input wire clk", "input wire reset"]
+        ports += ["input wire in_valid", "output wire in_ready"]
+        ports += [f"input wire [{n_in - 1}:0] in_data", "output wire out_valid"]
+        ports += ["input wire out_ready", f"output wire [{n_out - 1}:0] out_data"]
         of = {"clock": "clk", "reset": "reset", "valid_in": "in_valid", "ready_out": "out_ready"}
         of |= {"data_in": "in_data", "last_in": "1'b0"}
         ready, valid, data, last = "in_ready", "out_valid", "out_data", ""
@@ -90,23 +79,19 @@ def write(
         f"assign {data} = {leaves};",
         *([f"assign {last} = lasts[{place}];"] if last else []),
     ]
-    control = (
-        [
-            f".clk({of['clock']})",
-            f".reset({of['reset']})",
-            ".valid_in(take)",
-            ".valid_out(answered)",
-        ]
-        if registers
-        else []
+    # Without registers, the answer is there in the cycle of its sample.
+    control = []
+    if registers:
+        control = [f".clk({of['clock']})", f".reset({of['reset']})"]
+        control += [".valid_in(take)", ".valid_out(answered)"]
+    about = (
+        f"// in: {n_in} bits, out: {n_out} bits; a queue of {1 << bits} answers, "
+        f"a latency of {cycles + 1} cycles"
     )
     return _templates.fill_template(
         "stream.v",
         module=name,
-        about=(
-            f"// in: {n_in} bits, out: {n_out} bits; a queue of {1 << bits} answers, "
-            f"a latency of {cycles + 1} cycles"
-        ),
+        about=about,
         ports=",\n".join(f"  {port}" for port in ports),
         in_top=n_in - 1,
         out_top=n_out - 1,

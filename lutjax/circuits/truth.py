@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 MAX_INPUTS = 8
 
 
+# Tables are Python integers, because 8 inputs have 256 outputs, more than a machine word.
 def _low_mask(i: int) -> int:
     width = 1 << i
     return sum(((1 << width) - 1) << at for at in range(0, 1 << MAX_INPUTS, 2 * width))
 
 
 FULL = tuple((1 << (1 << n)) - 1 for n in range(MAX_INPUTS + 1))  # constant 1 over n inputs
-# 1 where input i is 0.
+# LOW[n][i] is 1 where input i of n is 0.
 LOW = tuple(tuple(_low_mask(i) & FULL[n] for i in range(n)) for n in range(MAX_INPUTS + 1))
 
 
@@ -29,7 +30,8 @@ def cofactor(table: int, n: int, i: int, value: int) -> int:
     """Return the table over the other n - 1 inputs for a fixed value, 0 or 1, of input i."""
     width = 1 << i
     table = (table >> width if value else table) & LOW[n][i]
-    for j in range(i, n - 1):  # close the gaps of 2**j outputs between runs of 2**j
+    # Close the gaps of 2**j outputs between runs of 2**j.
+    for j in range(i, n - 1):
         width = 1 << j
         table = (table | table >> width) & LOW[n][j + 1]
     return table
@@ -71,6 +73,7 @@ def permute(table: int, n: int, order: Sequence[int]) -> int:
 
 def expand(table: int, n: int, positions: Sequence[int], m: int) -> int:
     """Return the table over m inputs with input k of the given table at ``positions[k]``."""
+    # More inputs without an effect repeat the outputs.
     for k in range(n, m):
         table |= table << (1 << k)
     place = {position: k for k, position in enumerate(positions)}
@@ -117,7 +120,9 @@ def cubes(table: int, n: int) -> tuple[tuple[int, int], ...]:
 
 
 def _isop(must: int, may: int, n: int, last: int) -> tuple[list[tuple[int, int]], int]:
-    """Return Minato-Morreale products below input `last`, and their table from `must` to `may`."""
+    """Return products below input `last`, and their table from `must` to `may`."""
+    # The algorithm of Minato and Morreale: products that need input i are split off, for both of
+    # its values, and the rest is covered without it.
     if not must:
         return [], 0
     if may == FULL[n]:

@@ -72,11 +72,8 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
     cycles, first = latency(circuit, registers), circuit.first_gate
     delays = _delays(circuit, registers, cycles)
     stages = _stages(circuit, registers)
-    now = [
-        "1'b0",
-        *_netlists.bit_names(circuit.inputs),
-        *(f"{gate}{g}" for g in range(len(circuit))),
-    ]
+    inputs = _netlists.bit_names(circuit.inputs)
+    now = ["1'b0", *inputs, *(f"{gate}{g}" for g in range(len(circuit)))]
 
     def name_at(node: int, stage: int) -> str:
         cycle = stage - stages[node]
@@ -87,6 +84,7 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
     for g, (nodes, table) in enumerate(zip(circuit.fanins, circuit.tables, strict=True)):
         reads = [name_at(node, stages[first + g]) for node in nodes]
         n = len(reads)
+        # Verilog tools share a function of many inputs better than a long formula.
         if table in (0, truth.FULL[n]):
             value = f"1'b{table & 1}"
         elif n <= 3:
@@ -97,35 +95,29 @@ def write(circuit: Circuit, name: str = "circuit", *, registers: int = 0) -> str
             value = f"{called}({{{', '.join(reversed(reads))}}})"
         body.append(f"  wire {gate}{g} = {value};")
     for bit, literal in zip(_netlists.bit_names(circuit.outputs), circuit.literals, strict=True):
-        body.append(
-            f"  assign {bit} = {'~' if literal & 1 else ''}{name_at(literal >> 1, cycles)};"
-        )
+        inverter = "~" if literal & 1 else ""
+        body.append(f"  assign {bit} = {inverter}{name_at(literal >> 1, cycles)};")
     ports = [f"{kind} {port}" for port, kind in ports_of(circuit, registers).items()]
     lines = [
         *_header(circuit, name, registers),
+        # Misspelled names are errors here, and as before in the files that follow.
         "`default_nettype none",
         f"module {name} (",
         ",\n".join(f"  {port}" for port in ports),
         ");",
         *(_function(called, n, table) for (n, table), called in functions.items()),
-        *(
-            _registers(cycles, delays, now, delayed, _free_prefix("valid", names))
-            if registers
-            else []
-        ),
-        *body,
-        "endmodule",
-        "`default_nettype wire",
-        "",
     ]
+    if registers:
+        lines += _registers(cycles, delays, now, delayed, _free_prefix("valid", names))
+    lines += [*body, "endmodule", "`default_nettype wire", ""]
     return "\n".join(lines)
 
 
 def ports_of(circuit: Circuit, registers: int = 0) -> dict[str, str]:
     """Return the declaration of each circuit port in `write` output, by name."""
-    ports = (
-        {**dict.fromkeys(CONTROL[:3], "input wire"), CONTROL[3]: "output wire"} if registers else {}
-    )
+    ports = {}
+    if registers:
+        ports = {**dict.fromkeys(CONTROL[:3], "input wire"), CONTROL[3]: "output wire"}
     ports |= {port.name: f"input wire [{port.n_bits - 1}:0]" for port in circuit.inputs}
     return ports | {port.name: f"output wire [{port.n_bits - 1}:0]" for port in circuit.outputs}
 
@@ -142,14 +134,13 @@ def connections(circuit: Circuit, inputs: str, outputs: str) -> list[str]:
 def declared(text: str, module: str) -> dict[str, str]:
     """Return the port declarations of a module in `write` output, by name, or raise ValueError."""
     code = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
-    found = re.findall(
-        rf"\bmodule\s+{re.escape(module)}\s*\(([^()]*)\)\s*;.*?\bendmodule\b", code, re.DOTALL
-    )
-    if len(found) != 1:
+    pattern = rf"\bmodule\s+{re.escape(module)}\s*\(([^()]*)\)\s*;.*?\bendmodule\b"
+    port_lists = re.findall(pattern, code, re.DOTALL)
+    if len(port_lists) != 1:
         raise ValueError(
-            f"it declares {len(found)} modules {module!r} with their ports; expected one"
+            f"it declares {len(port_lists)} modules {module!r} with their ports; expected one"
         )
-    words = [port.split() for port in found[0].split(",")]
+    words = [port.split() for port in port_lists[0].split(",")]
     return {port[-1]: " ".join(port[:-1]) for port in words if port}
 
 
@@ -184,7 +175,8 @@ def testbench(
     if not circuit.inputs or not circuit.outputs:
         raise ValueError("testbench: the circuit has no inputs or no outputs; expected both.")
     samples = samples if isinstance(samples, tuple) else (samples,)
-    answers = circuit(*samples)  # checks the samples too
+    # Evaluating checks the samples too.
+    answers = circuit(*samples)
     if expected is not None:
         answers = expected
     answers = answers if isinstance(answers, tuple) else (answers,)
@@ -275,6 +267,7 @@ def _delays(circuit: Circuit, registers: int, cycles: int) -> list[int]:
             delays[node] = max(delays[node], stages[g] - stages[node])
     for literal in circuit.literals:
         delays[literal >> 1] = max(delays[literal >> 1], cycles - stages[literal >> 1])
+    # The constant needs no register.
     delays[0] = 0
     return delays
 
@@ -284,30 +277,22 @@ def _header(circuit: Circuit, module: str, registers: int) -> list[str]:
     for kind, ports in (("input", circuit.inputs), ("output", circuit.outputs)):
         for port in ports:
             width = port.format.bits
-            where = (
-                f"; number i is {port.name}[{width} * i +: {width}], its lowest bit first"
-                if port.count > 1
-                else ""
-            )
-            lines.append(
-                f"// {kind} {port.name}: "
-                f"{port.count} {'number' if port.count == 1 else 'numbers'} {port.format}{where}"
-            )
+            where = ""
+            if port.count > 1:
+                where = f"; number i is {port.name}[{width} * i +: {width}], its lowest bit first"
+            noun = "number" if port.count == 1 else "numbers"
+            lines.append(f"// {kind} {port.name}: {port.count} {noun} {port.format}{where}")
     if registers:
         cycles = latency(circuit, registers)
         lines += [
-            (
-                f"// a register after every {registers} levels: latency {cycles} cycles of clk, "
-                "a sample in every cycle"
-            ),
-            (
-                "// valid_out is valid_in after that latency; "
-                "reset is synchronous and clears the valid bits alone"
-            ),
+            f"// a register after every {registers} levels: latency {cycles} cycles of clk, "
+            "a sample in every cycle",
+            "// valid_out is valid_in after that latency; "
+            "reset is synchronous and clears the valid bits alone",
         ]
-    facts = {
-        name: fact for name, fact in circuit.about.items() if name not in ("classes", "input_names")
-    }
+    # These two are long, and follow as lines of their own.
+    long = ("classes", "input_names")
+    facts = {name: fact for name, fact in circuit.about.items() if name not in long}
     if facts:
         lines.append(f"// {json.dumps(facts, ensure_ascii=True)}")
     lines += [f"// {line}" for line in _about.names(circuit.about, circuit.inputs)]
@@ -317,6 +302,7 @@ def _header(circuit: Circuit, module: str, registers: int) -> list[str]:
 def _function(name: str, n: int, table: int) -> str:
     ones = [address for address in range(1 << n) if table >> address & 1]
     answer = 1
+    # The shorter list of addresses makes the shorter function.
     if len(ones) > 1 << n - 1:
         ones = [address for address in range(1 << n) if not table >> address & 1]
         answer = 0
@@ -339,9 +325,8 @@ def _registers(
         if n:
             chain = [f"{delayed}{cycle}_{node}" for cycle in range(1, n + 1)]
             lines.append(f"  reg {', '.join(chain)};")
-            moves += [
-                f"    {new} <= {old};" for old, new in zip([now[node], *chain], chain, strict=False)
-            ]
+            pairs = zip([now[node], *chain], chain, strict=False)
+            moves += [f"    {new} <= {old};" for old, new in pairs]
     if moves:
         lines += ["  always @(posedge clk) begin", *moves, "  end"]
     return lines
@@ -350,11 +335,11 @@ def _registers(
 def _format_hexadecimal(ports: Sequence[Port], numbers: Sequence[Any]) -> list[str]:
     """Return the digits of each sample, with the first port in the lowest bits."""
     bits = []
-    for port, given in zip(ports, numbers, strict=True):
-        codes = port.format.encode(np.asarray(given)).reshape(len(given), port.count, 1)
+    for port, values in zip(ports, numbers, strict=True):
+        codes = port.format.encode(np.asarray(values)).reshape(len(values), port.count, 1)
         of_each = codes >> np.arange(port.format.bits, dtype=np.uint64) & np.uint64(1)
         bits.append(of_each.reshape(len(codes), port.n_bits))
-    octets = np.packbits(np.concatenate(bits, axis=1).astype(bool), axis=1, bitorder="little")[
-        :, ::-1
-    ]
+    flags = np.concatenate(bits, axis=1).astype(bool)
+    # Hexadecimal digits begin with the highest bits.
+    octets = np.packbits(flags, axis=1, bitorder="little")[:, ::-1]
     return [row.tobytes().hex().lstrip("0") or "0" for row in octets]

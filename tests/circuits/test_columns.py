@@ -286,9 +286,11 @@ def test_a_library_compares_whole_numbers():
     """Check the answers with and without the layers, with comparisons in place of gates."""
     circuit, layers = classifier()
     samples = list(ROWS.encode(every_row(200)).values())
-    program = _microcontroller.program(circuit, layers)
+    program = _microcontroller.make_program(circuit, layers)
     assert all(load.bit is None for load in program.loads)
-    assert len(program.operations) < len(_microcontroller.program(circuit, None).operations) / 2
+    assert (
+        len(program.operations) < len(_microcontroller.make_program(circuit, None).operations) / 2
+    )
     (found,) = _microcontroller.evaluate(program, samples)
     np.testing.assert_array_equal(found, deployment.evaluate_ports(circuit, samples)["y"])
     header = mcu.write(circuit, "people", target="avr", layers=layers)["src/people.h"]

@@ -58,7 +58,7 @@ def both(model, inputs, outputs):
 
 def same(circuit, layers=None, n=300):
     samples = mcu.random_samples(circuit, n)
-    found = _microcontroller.evaluate(_microcontroller.program(circuit, layers), samples)
+    found = _microcontroller.evaluate(_microcontroller.make_program(circuit, layers), samples)
     for y, expected in zip(
         found, [*deployment.evaluate_ports(circuit, samples).values()], strict=True
     ):
@@ -108,7 +108,7 @@ def test_a_program_of_any_circuit_is_the_circuit(make):
 def test_thresholds_and_votes_are_counted(inputs, outputs):
     circuit, layers = both(classifier(), inputs, outputs)
     same(circuit, layers)
-    program = _microcontroller.program(circuit, layers)
+    program = _microcontroller.make_program(circuit, layers)
     assert all(load.bit is None for load in program.loads)
     assert len(program.operations) < len(circuit)
 
@@ -167,7 +167,7 @@ def test_simulated_programs_are_the_circuit(target):
     assert (found.samples, found.wrong, found.style) == (64, 0, style)
     assert 300 < found.flash < 20_000
     assert 10 < found.ram < 2_000
-    assert found.instructions > len(_microcontroller.program(circuit, layers).operations)
+    assert found.instructions > len(_microcontroller.make_program(circuit, layers).operations)
     if target == "riscv32":
         assert found.cycles is None
     else:
