@@ -97,7 +97,7 @@ MUTATIONS = [
     (C + "_tabulation.py", "half = 1 << (k - 1)", "half = 1 << k", "circuit"),
     (C + "_tabulation.py", "if n > _MAX_INPUTS:", "if n > _MAX_INPUTS + 1:", "circuit"),
     (C + "arithmetic.py", "0b1000 if k >= 0 else 0b1110", "0b1000 if k > 0 else 0b1110", "circuit or arithmetic"),
-    (C + "detectors.py", "max(1, self.dead_zone)\n        found", "max(2, self.dead_zone)\n        found", "detectors"),
+    (C + "detectors.py", ">= max(1, self.dead_zone)", ">= max(2, self.dead_zone)", "detectors"),
     (C + "ports.py", "good &= numbers >= low", "good &= numbers > low", "circuit or port or signals"),
     (C + "ports.py", "np.clip(np.floor(scaled), lowest - 1, highest)", "np.clip(np.ceil(scaled), lowest - 1, highest)", "circuit or port or columns"),
     (C + "truth.py", "(table | table >> width)", "(table | table >> width + 1)", "truth or circuit"),

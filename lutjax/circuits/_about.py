@@ -53,12 +53,15 @@ def check(
             )
 
 
+def _holds_classes(port: Port, n_classes: int) -> bool:
+    if port.count == 1:
+        return port.format.range[1] >= n_classes - 1
+    return port.count % n_classes == 0
+
+
 def _check_classifier(about: Mapping[str, Any], inputs: Ports, outputs: Ports) -> None:
     n_classes, image = about.get("n_classes"), about.get("image")
-    if n_classes is not None and not any(
-        port.format.range[1] >= n_classes - 1 if port.count == 1 else port.count % n_classes == 0
-        for port in outputs
-    ):
+    if n_classes is not None and not any(_holds_classes(port, n_classes) for port in outputs):
         ports = ", ".join(f"{port.count} x {port.format}" for port in outputs) or "none"
         raise circuit_error(
             f"about['n_classes'] is {n_classes}; no output port has a number for each class, "

@@ -159,10 +159,10 @@ def _number(column: Number, kind: str) -> str:
 
 
 def initializer(rows: Columns, row: Sequence[Value]) -> str:
-    cells = [
-        ("NAN" if value is None else repr(float(value)))
-        if isinstance(column, Number)
-        else str(column.code(value))
-        for column, value in zip(rows.columns, row, strict=True)
-    ]
+    cells = []
+    for column, value in zip(rows.columns, row, strict=True):
+        if not isinstance(column, Number):
+            cells.append(str(column.code(value)))
+        else:
+            cells.append("NAN" if value is None else repr(float(value)))
     return f"{{{', '.join(cells)}}}"

@@ -242,9 +242,8 @@ class Builder:
 
     def _readers(self, fanins: Sequence[Sequence[int]], literals: Sequence[Literal]) -> list[int]:
         readers = [0] * (self._first + len(fanins))
-        for node in itertools.chain.from_iterable(
-            itertools.compress(fanins, alive_gates(self._first, fanins, literals))
-        ):
+        alive = itertools.compress(fanins, alive_gates(self._first, fanins, literals))
+        for node in itertools.chain.from_iterable(alive):
             readers[node] += 1
         for literal in literals:
             readers[literal >> 1] += 1

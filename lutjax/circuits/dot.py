@@ -88,9 +88,8 @@ def _three_input_functions() -> dict[int, Function]:
     known: dict[int, Function] = {}
     # Fewer inverted inputs first, and `setdefault` keeps the first name of a table.
     every = sorted(itertools.product((False, True), repeat=3), key=sum)
-    for inverted, (name, (roles, function)), order in itertools.product(
-        every, bases.items(), itertools.permutations(range(3))
-    ):
+    variants = itertools.product(every, bases.items(), itertools.permutations(range(3)))
+    for inverted, (name, (roles, function)), order in variants:
         table = 0
         for address in range(8):
             bits = [(address >> k & 1) ^ inverted[k] for k in range(3)]

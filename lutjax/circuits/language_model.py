@@ -248,12 +248,10 @@ def from_model(model: Any, *, tables: str = "int16") -> IntegerLanguageModel:
     ffn = [(np.asarray(layer.weights[...]), layer) for layer in ffn_layers]
     embedding = np.asarray(model.embedding[...]).astype(np.float64)
     window, pairs = config.context - 1, config.attention != "concatenated"
-    positions = [
-        np.asarray(layer.positions[...]).astype(np.float64)
-        if layer.spec.n_position_bits
-        else np.zeros((window, 1, 0))
-        for _, layer in read
-    ]
+    positions = [np.zeros((window, 1, 0))] * len(read)
+    for k, (_, layer) in enumerate(read):
+        if layer.spec.n_position_bits:
+            positions[k] = np.asarray(layer.positions[...]).astype(np.float64)
     # Attention adds once per position of its window, a feedforward layer once.
     added = [(weights, window) for weights, _ in read] + [(weights, 1) for weights, _ in ffn]
     largest_position = max(float(np.abs(p).max(initial=0)) for p in positions) if pairs else 0.0

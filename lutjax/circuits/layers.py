@@ -374,14 +374,14 @@ def _stage(where: str, layer: Any, n_bits: int | None, *, last: bool) -> _Stage:
         if n_bits is None:
             raise _error(f"{where} is the only layer, so its input size is unknown.")
         return _votes(where, spec.k, n_bits)
+    # A recurrent layer has gates with wires as well, but also a state.
+    is_recurrent = isinstance(spec, specifications.LogicRNNSpec)
     if isinstance(spec, specifications.ThermometerSpec):
         stage: _Stage = _thermometer(where, arrays["thresholds"], spec.dtype)
     elif isinstance(spec, specifications.LogicConvSpec):
         check_wires(arrays["wires"], spec.window, where=f"circuits.from_model: {where}")
         stage = _Trees(spec, *map(np.asarray, spec.truth_tables(arrays)))
-    elif isinstance(spec, specifications.WiredSpec) and not isinstance(
-        spec, specifications.LogicRNNSpec
-    ):
+    elif isinstance(spec, specifications.WiredSpec) and not is_recurrent:
         stage = _gates(where, *spec.truth_tables(arrays), spec.in_features)
     else:
         raise TypeError(f"circuits.from_model: {where} has no exact circuit: {_ONLY}.")

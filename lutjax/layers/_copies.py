@@ -28,9 +28,10 @@ def find(module: str, name: str) -> Any:
 def refer_by_name(value: Any) -> Any:
     """Return a `ByName` for a callable that its module holds by name; other values as is."""
     module, name = (getattr(value, attribute, None) for attribute in ("__module__", "__qualname__"))
+    if not callable(value) or not isinstance(module, str) or not isinstance(name, str):
+        return value
     # A local function or lambda has "<" in its name, and no module holds it.
-    is_named = isinstance(module, str) and isinstance(name, str) and "<" not in name
-    if not callable(value) or not is_named:
+    if "<" in name:
         return value
     try:
         return ByName(module, name) if find(module, name) is value else value

@@ -40,8 +40,8 @@ def attend_counts(
     """
     length = index.shape[-2]
     sums: Any = {"accumulate": accumulate, "implementation": implementation}
-    # Counts of all positions would take `length` times the memory of a cache, so they are made block
-    # by block. A decoding step is one position, and needs no loop.
+    # Counts of all positions would take `length` times the memory of a cache, so they are made
+    # block by block. A decoding step is one position, and needs no loop.
     sizes = (n if isinstance(n, int) else _SYMBOLIC_SIZE for n in counts.shape)
     size = length if length == 1 else max(1, _MOST_NUMBERS // max(math.prod(sizes), 1))
     if size >= length:

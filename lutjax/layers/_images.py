@@ -222,7 +222,8 @@ def _add_to_targets(y: jax.Array, targets: jax.Array, n_outputs: int) -> jax.Arr
     """Add group outputs ``[..., G, K]`` to their targets ``[G, K]``: ``[..., n_outputs]``."""
 
     def add_values(y: jax.Array, targets: jax.Array) -> jax.Array:
-        ids = jnp.where(targets < 0, n_outputs, targets).reshape(-1)  # out-of-range ids are dropped
+        # Out-of-range ids are dropped.
+        ids = jnp.where(targets < 0, n_outputs, targets).reshape(-1)
         total = jnp.zeros((*y.shape[:-2], n_outputs), accumulator(y.dtype))
         values = y.reshape(*y.shape[:-2], ids.size).astype(total.dtype)
         return total.at[..., ids].add(values, mode="drop").astype(y.dtype)

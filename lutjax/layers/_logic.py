@@ -207,10 +207,10 @@ class _LogicSpec(Spec):
         """Check the arguments added by a subclass."""
 
     @classmethod
-    def infer_fields(cls, given: Arrays) -> dict[str, Any]:
-        if "wires" not in given:
+    def infer_fields(cls, explicit: Arrays) -> dict[str, Any]:
+        if "wires" not in explicit:
             return {}
-        ids = np.asarray(given["wires"])
+        ids = np.asarray(explicit["wires"])
         return {"wires_fan_out": int(np.unique(ids, return_counts=True)[1].max(initial=0))}
 
     @property
@@ -218,7 +218,7 @@ class _LogicSpec(Spec):
         return self.estimator == "gumbel"
 
     def with_temperature(self: S, temperature: Any) -> S:
-        """Return the spec at another temperature, a number or a traced scalar; None keeps its own."""
+        """Return the spec at another temperature, maybe a traced scalar; None keeps its own."""
         if temperature is None:
             return self
         if isinstance(temperature, int | float):
@@ -288,7 +288,8 @@ class _LogicSpec(Spec):
         raise NotImplementedError
 
     def _check_shape(self, variable: Variable, array: Any) -> None:
-        if variable.name != "readers":  # wires in a checkpoint may have another fan-out
+        # Wires in a checkpoint may have another fan-out.
+        if variable.name != "readers":
             super()._check_shape(variable, array)
 
     def _check_values(self, variable: Variable, arrays: Arrays) -> None:
@@ -498,7 +499,7 @@ class WiredSpec(_LogicSpec):
 
     @names_layer
     def truth_tables(self, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
-        """Return wires ``[G, n]`` and tables ``[G, 2**n]`` of the hard network, for `packed_lut`."""
+        """Return the hard network for `packed_lut`: wires ``[G, n]`` and tables ``[G, 2**n]``."""
         learned = self.wiring in wiring.LEARNED
         wires = self._chosen_wires(arrays) if learned else jnp.asarray(arrays["wires"])
         return wires, self._truth(arrays)
@@ -1060,8 +1061,8 @@ class ThermometerSpec(Spec):
         self._normalize_dtypes()
 
     @classmethod
-    def infer_fields(cls, given: Arrays) -> dict[str, Any]:
-        return {"has_widths": "widths" in given}
+    def infer_fields(cls, explicit: Arrays) -> dict[str, Any]:
+        return {"has_widths": "widths" in explicit}
 
     def variables(self) -> tuple[Variable, ...]:
         def init(key: Any) -> jax.Array:

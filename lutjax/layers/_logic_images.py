@@ -202,7 +202,7 @@ class LogicConvSpec(_LogicSpec):
         trained = np.shape(arrays[self._nodes()._trained_tables().name])
         return {"n_kernels": trained[0] // (sum(self.levels) // self.n_kernels)}
 
-    # ------------------------------------------------------------------------------------- variables
+    # ------------------------------------------------------------------------------------ variables
     def variables(self) -> tuple[Variable, ...]:
         shape = (self.levels[0], self.n_inputs)
 

@@ -341,9 +341,8 @@ class NgramMemorySpec(Spec):
         query = rms_normalize(x, arrays["query_scale"], self.eps)
         key = rms_normalize(key, arrays["key_scale"], self.eps)
         score = jnp.sum(query * key, -1, keepdims=True) / math.sqrt(self.features)
-        value = (jax.nn.sigmoid(self._sigmoid_argument(score)) * value.astype(score.dtype)).astype(
-            dtype
-        )
+        gate = jax.nn.sigmoid(self._sigmoid_argument(score))
+        value = (gate * value.astype(score.dtype)).astype(dtype)
         # Padding tokens add nothing, also through the convolution.
         if live is not None:
             live = live[(..., *(None,) * len(self._vector))]
@@ -386,12 +385,14 @@ class NgramMemorySpec(Spec):
     ) -> Any:
         ids = jnp.zeros(tokens.shape, jnp.int32) if segments is None else jnp.asarray(segments)
         ids = jnp.broadcast_to(ids, tokens.shape)
-        found = History(
+        latest_history = History(
             latest(history.tokens, tokens, -1),
             latest(history.segments, ids, -1),
             latest(history.values, values, -1 - len(self._vector)),
         )
-        return found if self.layout is None else LayoutHistory(*found, self.layout.digest)
+        if self.layout is None:
+            return latest_history
+        return LayoutHistory(*latest_history, self.layout.digest)
 
 
 def latest(old: Any, new: jax.Array, axis: int) -> jax.Array:

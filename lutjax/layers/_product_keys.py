@@ -140,8 +140,8 @@ class _KeySpec(Spec):
 @functools.cache
 def _pairs(k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return rank pairs that may have one of the `k` largest sums over two descending lists."""
-    # Pair i, j is no better than the (i + 1) (j + 1) - 1 other pairs with ranks up to i, j, so about
-    # k log(k) of the k**2 pairs remain.
+    # Pair i, j is no better than the (i + 1) (j + 1) - 1 other pairs with ranks up to i, j, so
+    # about k log(k) of the k**2 pairs remain.
     i, j = np.indices((k, k)).reshape(2, -1)
     is_candidate = (i + 1) * (j + 1) <= k
     return i[is_candidate], j[is_candidate]

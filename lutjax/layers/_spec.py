@@ -117,12 +117,12 @@ class Spec:
         return ValueError(f"{self.layer}: {message}")
 
     @classmethod
-    def arrays_of(cls, given: Arrays) -> Arrays:
+    def arrays_of(cls, explicit: Arrays) -> Arrays:
         """Return explicit variables by name: an argument may consist of several arrays."""
-        return given
+        return explicit
 
     @classmethod
-    def infer_fields(cls, given: Arrays) -> dict[str, Any]:
+    def infer_fields(cls, explicit: Arrays) -> dict[str, Any]:
         """Return the `implied` fields of explicit variables."""
         return {}
 
@@ -360,12 +360,10 @@ def parameters(spec_type: type[Spec], *, inferred: bool = False) -> list[inspect
     if not inferred or own_parameters[0].name != "in_features":
         return own_parameters
     # Arguments after one with a default need a default too; the spec rejects None for them.
-    return [
-        p.replace(default=None, annotation=p.annotation | None)
-        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty
-        else p
-        for p in own_parameters
-    ]
+    for k, p in enumerate(own_parameters):
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty:
+            own_parameters[k] = p.replace(default=None, annotation=p.annotation | None)
+    return own_parameters
 
 
 @cache_calls

@@ -269,8 +269,8 @@ class _WithTargets(TableSpec):
     targets_shape: tuple[int, ...] | None
 
     @classmethod
-    def infer_fields(cls, given: Arrays) -> dict[str, Any]:
-        return {"targets_shape": np.shape(given["targets"])} if "targets" in given else {}
+    def infer_fields(cls, explicit: Arrays) -> dict[str, Any]:
+        return {"targets_shape": np.shape(explicit["targets"])} if "targets" in explicit else {}
 
     def _check_targets(self) -> None:
         if self.n_targets is not None and self.targets_shape is not None:
@@ -286,9 +286,9 @@ class _WithTargets(TableSpec):
                     "to draw from without replacement."
                 )
         shape, n_tables, n_rows = self._targets_shape, self.n_tables, 2**self.row_bits
-        if shape is not None and (
-            len(shape) != 3 or shape[0] not in (1, n_tables) or shape[1] not in (1, n_rows)
-        ):
+        if shape is None:
+            return
+        if len(shape) != 3 or shape[0] not in (1, n_tables) or shape[1] not in (1, n_rows):
             raise self._error(
                 f"targets has shape {list(shape)}; "
                 f"expected [{n_tables} or 1, {n_rows} or 1, targets]."
@@ -380,19 +380,19 @@ class SparseLUTSpec(_WithTargets, LUTSpec):
     implied: ClassVar[tuple[str, ...]] = ("targets_shape", "edge_sizes")
 
     @classmethod
-    def arrays_of(cls, given: Arrays) -> Arrays:
-        edges = given.get("targets")
+    def arrays_of(cls, explicit: Arrays) -> Arrays:
+        edges = explicit.get("targets")
         if not isinstance(edges, Edges):
-            return given
-        return {**given, "targets": edges.target, "first_edges": edges.first}
+            return explicit
+        return {**explicit, "targets": edges.target, "first_edges": edges.first}
 
     @classmethod
-    def infer_fields(cls, given: Arrays) -> dict[str, Any]:
-        edges = given.get("targets")
+    def infer_fields(cls, explicit: Arrays) -> dict[str, Any]:
+        edges = explicit.get("targets")
         if isinstance(edges, Edges):
             sizes = edges.n_detectors, edges.n_rows, edges.n_outputs, edges.width
             return {"targets_shape": (edges.size,), "edge_sizes": sizes}
-        return super().infer_fields(given)
+        return super().infer_fields(explicit)
 
     def _check_targets(self) -> None:
         if self.edge_sizes is None:
@@ -726,7 +726,8 @@ class _SequenceSpec(_WithTargets, _TableSpec):
         # Padding queries get a segment without keys.
         queries = jnp.where(query_segments == _PADDING, _PADDING - 1, query_segments)
         segments = {"query_segments": queries, "key_segments": key_segments}
-        # Keys are right-aligned, so new queries come directly after a full cache, whatever it holds.
+        # Keys are right-aligned, so new queries come directly after a full cache, whatever it
+        # holds.
         starts = {"window": capacity, "query_start": capacity, "key_start": 0}
         return self._attend(arrays, chunk, keys, **starts, **segments), keys, key_segments
 

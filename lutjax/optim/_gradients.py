@@ -36,12 +36,12 @@ def global_norm(gradients: Any) -> jax.Array:
       >>> optim.global_norm(gradients)
       Array(2., dtype=float32)
     """
-    squares = [
-        squared_norm(g)
-        if is_factored(g)
-        else jnp.sum(jnp.square(jnp.abs(g).astype(accumulator(g.dtype))))
-        for g in jax.tree.leaves(gradients, is_leaf=is_factored)
-    ]
+    squares = []
+    for g in jax.tree.leaves(gradients, is_leaf=is_factored):
+        if is_factored(g):
+            squares.append(squared_norm(g))
+        else:
+            squares.append(jnp.sum(jnp.square(jnp.abs(g).astype(accumulator(g.dtype)))))
     dtype = accumulator(jnp.dtype("float32"), *(s.dtype for s in squares))
     return jnp.sqrt(sum((s.astype(dtype) for s in squares), jnp.zeros((), dtype)))
 

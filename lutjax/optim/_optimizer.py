@@ -76,11 +76,13 @@ class Optimizer:
     Example:
       >>> import jax, jax.numpy as jnp, lutjax, optax
       >>> from lutjax import optim
-      >>> anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=8, n_detectors=4, n_anchors=10)
+      >>> sizes = {"n_inputs": 8, "n_detectors": 4, "n_anchors": 10}
+      >>> anchors = lutjax.sample_anchors(jax.random.key(0), **sizes)
       >>> params = {"weights": jnp.zeros((4, 2**10, 5)), "bias": jnp.zeros(5)}
       >>> def loss(params, x):
       ...     return jnp.mean((lutjax.lut(x, params["weights"], anchors) + params["bias"] - 1) ** 2)
-      >>> optimizer = optim.Optimizer(optim.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3), tables={"weights"})
+      >>> rule, rest = optim.RowAdagrad(), optax.adam(1e-3)
+      >>> optimizer = optim.Optimizer(rule, rate=0.1, rest=rest, tables={"weights"})
       >>> @jax.jit
       ... def step(params, state, x):
       ...     value, gradients = optim.value_and_grad(loss)(params, x)
@@ -214,7 +216,8 @@ class Optimizer:
           >>> import jax.numpy as jnp, optax
           >>> from jax.sharding import AbstractMesh
           >>> from lutjax import optim
-          >>> optimizer = optim.Optimizer(optim.RowAdagrad(), rate=0.1, rest=optax.adam(1e-3), tables={"weights"})
+          >>> rule, rest = optim.RowAdagrad(), optax.adam(1e-3)
+          >>> optimizer = optim.Optimizer(rule, rate=0.1, rest=rest, tables={"weights"})
           >>> params = {"positions": jnp.zeros((7, 8, 2)), "weights": jnp.zeros((8, 2**10, 5))}
           >>> state = optimizer.specs(params, AbstractMesh((4,), ("detectors",)))
           >>> tuple(state.rest[0].mu[0]), tuple(state.rows["weights"]["sum_of_squares"])
@@ -340,7 +343,8 @@ class Optimizer:
           >>> from lutjax import optim
           >>> rule = optim.SGD(weight_decay=0.5, decay="every")
           >>> optimizer = optim.Optimizer(rule, rate=1.0, tables={"weights"})
-          >>> loss = lambda params, row: 0 * lutjax.weighted_lookup(params["weights"], row, jnp.ones((1, 1))).sum()
+          >>> def loss(params, row):
+          ...     return 0 * lutjax.weighted_lookup(params["weights"], row, jnp.ones((1, 1))).sum()
           >>> params = {"weights": jnp.ones((1, 2, 1))}
           >>> state = optimizer.init(params)
           >>> for row in (0, 0, 1):  # every step halves

@@ -58,13 +58,14 @@ def kinds(params: Any, tables: Chosen) -> Any:
     Example:
       >>> import functools, jax.numpy as jnp, optax
       >>> from lutjax import optim
-      >>> params = {"weights": jnp.zeros((8, 16, 4)), "log_tau": jnp.zeros(()), "kernel": jnp.zeros((4, 4))}
+      >>> params = {"weights": jnp.zeros((8, 16, 4)), "log_tau": jnp.zeros(())}
+      >>> params["kernel"] = jnp.zeros((4, 4))
       >>> kinds = functools.partial(optim.kinds, tables={"weights"})
       >>> kinds(params)
       {'kernel': 'matrix', 'log_tau': 'scalar', 'weights': 'table'}
-      >>> optimizer = optax.multi_transform(
-      ...     {"table": optax.adam(1e-2), "matrix": optax.adamw(1e-3), "scalar": optax.adam(1e-3)}, kinds
-      ... )
+      >>> adam = optax.adam(1e-2)
+      >>> transforms = {"table": adam, "matrix": optax.adamw(1e-3), "scalar": adam}
+      >>> optimizer = optax.multi_transform(transforms, kinds)
       >>> state = optimizer.init(params)
     """
     return jax.tree_util.tree_map_with_path(
@@ -84,7 +85,8 @@ def decayed(params: Any, tables: Chosen) -> Any:
       >>> from lutjax import optim
       >>> mask = functools.partial(optim.decayed, tables={"weights"})
       >>> optimizer = optax.adamw(1e-3, weight_decay=0.1, mask=mask)
-      >>> mask({"weights": jnp.zeros((8, 16, 4)), "kernel": jnp.zeros((4, 4)), "bias": jnp.zeros(4)})
+      >>> params = {"weights": jnp.zeros((8, 16, 4)), "kernel": jnp.zeros((4, 4))}
+      >>> mask({**params, "bias": jnp.zeros(4)})
       {'bias': False, 'kernel': True, 'weights': False}
     """
     return jax.tree.map(lambda kind: kind == "matrix", kinds(params, tables))
@@ -106,7 +108,8 @@ def cell_total_variation(params: Any, tables: Chosen) -> Float[jax.Array, ""]:
     Example:
       >>> import jax.numpy as jnp
       >>> from lutjax import optim
-      >>> params = {"a": {"weights": jnp.array([[[1.0], [3.0]]])}, "b": {"weights": jnp.zeros((1, 2, 1))}}
+      >>> a, b = jnp.array([[[1.0], [3.0]]]), jnp.zeros((1, 2, 1))
+      >>> params = {"a": {"weights": a}, "b": {"weights": b}}
       >>> optim.cell_total_variation(params, tables={"a/weights", "b/weights"})
       Array(2., dtype=float32)
     """

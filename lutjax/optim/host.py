@@ -324,7 +324,8 @@ class ShardedHostTable:
       >>> n = 2 * jax.device_count()
       >>> rows, ids = np.ones((3, n, 4), np.float32), np.arange(3 * n).reshape(n, 3, 1)
       >>> batch = put(host.Batch({"memory": rows}, {"memory": ids}))
-      >>> tuple(batch.rows["memory"].sharding.spec), jax.jit(put.gather_rows)(batch)["memory"].shape == rows.shape
+      >>> gathered = jax.jit(put.gather_rows)(batch)
+      >>> tuple(batch.rows["memory"].sharding.spec), gathered["memory"].shape == rows.shape
       ((None, 'data'), True)
     """
 

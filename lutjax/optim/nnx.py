@@ -114,7 +114,9 @@ def update_host(model: nnx.Module, gradients: Mapping[str, TableGradient], rate:
       >>> layer.weights.start(RowAdam())
       >>> @nnx.jit
       ... def step(layer, x):
-      ...     value, (_, gradients) = value_and_grad(lambda layer: jnp.mean((layer(x) - 1) ** 2), host=True)(layer)
+      ...     def loss(layer):
+      ...         return jnp.mean((layer(x) - 1) ** 2)
+      ...     value, (_, gradients) = value_and_grad(loss, host=True)(layer)
       ...     return value, gradients
       >>> losses = []
       >>> for _ in range(3):
@@ -154,9 +156,11 @@ class Optimizer(nnx.Module):
       >>> optimizer = Optimizer(model, optim.Optimizer(optim.RowAdagrad(), rate=0.1))
       >>> @nnx.jit(donate_argnums=(0, 1))
       ... def step(model, optimizer, x):
-      ...     loss, gradients = value_and_grad(lambda model, x: ((model(x) - 1) ** 2).mean())(model, x)
+      ...     def loss(model):
+      ...         return ((model(x) - 1) ** 2).mean()
+      ...     value, gradients = value_and_grad(loss)(model)
       ...     optimizer.update(model, gradients)
-      ...     return loss
+      ...     return value
       >>> [round(float(step(model, optimizer, jnp.ones((3, 8)))), 2) for _ in range(3)]
       [1.0, 0.36, 0.16]
     """

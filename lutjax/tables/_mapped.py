@@ -79,14 +79,13 @@ class MappedTable(HostTable):
         self._base = MappedRows(parts, Codec(codec, width, scale), scales, base)
         super().__init__((1, self._base.n_rows, width), np.float32, _refuse_to_sample, name)
         self.layout, self.trains = None if layout is None else layout.digest, trains
-        layout_width = getattr(layout, "width", None)
-        if layout is not None and (
-            layout.n_rows > self._base.n_rows or layout_width not in (None, width)
-        ):
-            raise ValueError(
-                f"HostTable.mapped: layout has {layout.n_rows:,} rows of width {layout_width}; "
-                f"the files have {self._base.n_rows:,} of width {width}."
-            )
+        if layout is not None:
+            layout_width = getattr(layout, "width", None)
+            if layout.n_rows > self._base.n_rows or layout_width not in (None, width):
+                raise ValueError(
+                    f"HostTable.mapped: layout has {layout.n_rows:,} rows of width {layout_width}; "
+                    f"the files have {self._base.n_rows:,} of width {width}."
+                )
         self.overlays: tuple[Overlay, ...] = ()
         self._merged = np.empty((0, width), np.float32)  # rows of the overlays
         self._is_wide = trains or bool(overlays)
@@ -127,7 +126,7 @@ class MappedTable(HostTable):
         return 0
 
     def share(self, process: int, n_processes: int, mesh: Mesh) -> None:
-        """Raise ValueError for several processes, which must read a mapped table each on its own."""
+        """Raise ValueError for several processes, which must each read a mapped table."""
         if n_processes > 1:
             raise ValueError(
                 f"the table {self.name} lies in mapped files, "
@@ -184,7 +183,7 @@ class MappedTable(HostTable):
         return np.frombuffer(memory, np.int32)
 
     def _number_rows(self) -> None:
-        """Write each row's position outside the files: ``i + 1`` if updated, ``-i - 1`` if merged."""
+        """Write the positions of rows outside the files: ``i + 1`` updated, ``-i - 1`` merged."""
         self._slots = self._zero_slots()
         rows, n = [self._merged[:0]], 0
         for overlay in self.overlays:
@@ -251,7 +250,7 @@ class MappedTable(HostTable):
 
     @property
     def record(self) -> tuple[int, np.dtype]:
-        """Length and dtype of a row as transferred to the device: bytes, or float32 if rows change."""
+        """Length and dtype of a row on its way to the device: bytes, or float32 if rows change."""
         if self._is_wide:
             return self.shape[2], self.dtype
         return self._base.codec.n_bytes, np.dtype(np.uint8)
@@ -327,7 +326,8 @@ class MappedTable(HostTable):
     def decode(self, rows: Any) -> Any:
         """Return float32 rows from the result of `fetch`, in NumPy or on the device."""
         if rows.dtype != np.uint8:
-            return rows  # decoded by `fetch` already, as rows of this table change: see `record`
+            # Decoded by `fetch` already, as rows of this table change: see `record`.
+            return rows
         return self._base.codec.decode(rows)
 
     def update(self, gradient: TableGradient, rate: Any, *, waits: bool = True) -> None:

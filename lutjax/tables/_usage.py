@@ -38,8 +38,9 @@ class Usage:
 
     Example:
       >>> import numpy as np, lutjax
-      >>> found = lutjax.Usage(np.array([[2, 2, 0, 0], [0, 0, 0, 0]])) + lutjax.Usage(np.array([[2, 2, 0, 0], [0, 1, 0, 0]]))
-      >>> found.reads, found.never_read, found.entropy, found.largest_share
+      >>> first = lutjax.Usage(np.array([[2, 2, 0, 0], [0, 0, 0, 0]]))
+      >>> total = first + lutjax.Usage(np.array([[2, 2, 0, 0], [0, 1, 0, 0]]))
+      >>> total.reads, total.never_read, total.entropy, total.largest_share
       (array([8, 1]), array([2, 3]), array([1., 0.]), array([0.5, 1. ]))
     """
 
@@ -133,8 +134,9 @@ def usage(function: Callable[..., Any]) -> Callable[..., dict[str, Usage]]:
       >>> def model(params, x):
       ...     return lutjax.lut(x, params["hidden"]["weights"], anchors)
       >>> params = {"hidden": {"weights": jnp.zeros((4, 2**3, 5))}}
-      >>> found = jax.jit(lutjax.usage(model))(params, jax.random.normal(jax.random.key(1), (16, 8)))
-      >>> found["hidden/weights"].counts.shape, found["hidden/weights"].reads
+      >>> x = jax.random.normal(jax.random.key(1), (16, 8))
+      >>> usage = jax.jit(lutjax.usage(model))(params, x)
+      >>> usage["hidden/weights"].counts.shape, usage["hidden/weights"].reads
       ((4, 8), array([16, 16, 16, 16]))
     """
     if not callable(function):

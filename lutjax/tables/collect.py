@@ -84,12 +84,14 @@ def value_and_grad(
     Example:
       >>> import jax, jax.numpy as jnp, lutjax
       >>> from lutjax import optim
-      >>> anchors = lutjax.sample_anchors(jax.random.key(0), n_inputs=8, n_detectors=4, n_anchors=10)
+      >>> sizes = {"n_inputs": 8, "n_detectors": 4, "n_anchors": 10}
+      >>> anchors = lutjax.sample_anchors(jax.random.key(0), **sizes)
       >>> params = {"weights": jnp.zeros((4, 2**10, 5)), "bias": jnp.zeros(5)}
       >>> def loss(params, x):
       ...     return jnp.mean((lutjax.lut(x, params["weights"], anchors) + params["bias"] - 1) ** 2)
       >>> value, gradients = optim.value_and_grad(loss)(params, jnp.ones((3, 8)))
-      >>> type(gradients["weights"]).__name__, gradients["weights"].cotangent.shape, gradients["bias"].shape
+      >>> of_table, of_bias = gradients["weights"], gradients["bias"]
+      >>> type(of_table).__name__, of_table.cotangent.shape, of_bias.shape
       ('TableGradient', (3, 5), (5,))
     """
     if tables is not None:

@@ -119,7 +119,8 @@ class TableGradient:
           ...     _, gradients = optim.value_and_grad(loss)({"weights": weights})
           ...     return lutjax.update_table(weights, gradients["weights"].gathered("data"), 1.0)[0]
           >>> step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
-          >>> jax.jit(step)(jnp.zeros((1, 2, 1)), jnp.ones((2 * mesh.size, 2))).sum() == -2 * mesh.size
+          >>> weights = jax.jit(step)(jnp.zeros((1, 2, 1)), jnp.ones((2 * mesh.size, 2)))
+          >>> weights.sum() == -2 * mesh.size
           Array(True, dtype=bool)
         """
         axes = (axes,) if isinstance(axes, str) else tuple(axes)
@@ -234,7 +235,7 @@ def seal(cotangent: jax.Array) -> jax.Array:
     """Return a cotangent as an array with the same shape and no arithmetic."""
     size = cotangent.dtype.itemsize
     words = jax.lax.bitcast_convert_type(cotangent, np.dtype(f"uint{min(8 * size, 32)}"))
-    n_words = _n_words(cotangent.dtype)
+    n_words = math.ceil(size / 4)
     words = words.astype(jnp.uint32).reshape(*cotangent.shape, n_words)
     # JAX has no arithmetic for keys of random numbers, so a sealed cotangent is an error in it.
     result: jax.Array = jax.random.wrap_key_data(words, impl=_sealed_key_type(n_words))
@@ -250,10 +251,6 @@ def _open_sealed(sealed: Any, dtype: np.dtype) -> Any:
         return jax.ShapeDtypeStruct(sealed.shape, dtype)
     words = jax.random.key_data(sealed).astype(np.dtype(f"uint{min(8 * dtype.itemsize, 32)}"))
     return jax.lax.bitcast_convert_type(words if dtype.itemsize > 4 else words[..., 0], dtype)
-
-
-def _n_words(dtype: np.dtype) -> int:
-    return math.ceil(dtype.itemsize / 4)
 
 
 @functools.cache

@@ -204,7 +204,8 @@ class HostTable:
           >>> from lutjax.optim.host import HostTable
           >>> with tempfile.TemporaryDirectory() as folder:
           ...     path = Path(folder, "model.safetensors")
-          ...     save_file({"rows": np.full((9, 4), 0x38, np.uint8), "scale": np.float32([2])}, path)
+          ...     rows = np.full((9, 4), 0x38, np.uint8)
+          ...     save_file({"rows": rows, "scale": np.float32([2])}, path)
           ...     table = HostTable.mapped(
           ...         [(path, "rows")], codec="e4m3", width=4, scales=[(path, "scale")]
           ...     )
@@ -395,7 +396,7 @@ class HostTable:
     def fetch(
         self, index: Int[np.ndarray, "n tables ways"], out: np.ndarray | None = None
     ) -> Shaped[np.ndarray, "tables reads record"]:
-        """Return the addressed rows in the form for the device, which `decode` takes; see `gather`."""
+        """Return the addressed rows in the form for the device, for `decode`; see `gather`."""
         return self.gather(index, out)
 
     def decode(self, rows: Any) -> Any:
@@ -489,7 +490,8 @@ class HostTable:
           >>> from lutjax.optim.host import HostTable
           >>> table = HostTable((2, 1000, 4), jnp.float32, jax.nn.initializers.ones)
           >>> table.draw(jax.random.key(0))
-          >>> table.weighted_lookup(jnp.array([[3, 5], [7, 0]]), jnp.array([[1.0, 0.5], [1.0, 1.0]]))
+          >>> index, coefficients = jnp.array([[3, 5], [7, 0]]), jnp.array([[1.0, 0.5], [1.0, 1.0]])
+          >>> table.weighted_lookup(index, coefficients)
           Array([3.5, 3.5, 3.5, 3.5], dtype=float32)
         """
         check_reads("HostTable.weighted_lookup", self.shape[0], index, coefficients)
@@ -528,7 +530,9 @@ class HostTable:
         Example:
           >>> import jax, jax.numpy as jnp, lutjax
           >>> from lutjax.optim.host import HostTable
-          >>> table = HostTable((1, 2, 1), jnp.float32, lambda key, shape, dtype: jnp.array([[[1], [7]]], dtype))
+          >>> def init(key, shape, dtype):
+          ...     return jnp.array([[[1], [7]]], dtype)
+          >>> table = HostTable((1, 2, 1), jnp.float32, init)
           >>> table.draw(jax.random.key(0))
           >>> table.lookup(lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]])))
           Array([7.], dtype=float32)
@@ -911,7 +915,7 @@ class Normal:
         return jax.nn.initializers.normal(self.deviation)(jnp.asarray(key), shape, dtype)
 
     def supports_ranges(self, dtype: DTypeLike) -> bool:
-        """Return True if `sample_range` matches a full call: for float32, with JAX's default generator."""
+        """Return True if `sample_range` matches a full call: float32, JAX's default generator."""
         config: Any = jax.config
         usual = config.jax_threefry_partitionable and config.jax_default_prng_impl == "threefry2x32"
         return bool(usual) and jnp.dtype(dtype) == jnp.float32

@@ -50,7 +50,8 @@ class HostTables(Mapping[str, HostTable]):
       >>> memory.start(optim.RowAdam())
       >>> @jax.jit
       ... def step(params, others, x):
-      ...     loss = lambda params: jnp.mean((layer.apply({"params": params, **others}, x) - 1) ** 2)
+      ...     def loss(params):
+      ...         return jnp.mean((layer.apply({"params": params, **others}, x) - 1) ** 2)
       ...     value, (_, gradients) = optim.value_and_grad(loss, host=memory)(params)
       ...     return value, gradients
       >>> losses = []

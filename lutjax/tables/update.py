@@ -166,10 +166,10 @@ def _with_table(look_up: Call, weights: Any) -> Call:
 def _order_after(rate: jax.Array, token: jax.Array) -> jax.Array:
     """Return the rate, available once the backward pass has read the table."""
     # Without this dependency the compiler may write the table before its last read, and then copies
-    # it first. An `optimization_barrier` is not enough: compilers remove it before they decide about
-    # copies. The rate is therefore selected by a predicate that is never true, which no simplifier
-    # can prove: x**2 == 7 y**2 - 1 has no solution in integers modulo 8, and so none in 32-bit
-    # integers (an opaque predicate: Collberg, Thomborson and Low, 1998).
+    # it first. An `optimization_barrier` is not enough: compilers remove it before they decide
+    # about copies. The rate is therefore selected by a predicate that is never true, which no
+    # simplifier can prove: x**2 == 7 y**2 - 1 has no solution in integers modulo 8, and so none in
+    # 32-bit integers (an opaque predicate: Collberg, Thomborson and Low, 1998).
     x, y = (jax.lax.bitcast_convert_type(a.astype(jnp.float32), jnp.uint32) for a in (token, rate))
     never = x * x == jnp.uint32(7) * y * y - jnp.uint32(1)
     return jnp.where(never, -rate, rate)
@@ -221,11 +221,8 @@ def squared_norm(gradient: TableGradient) -> jax.Array:
     inside a `jax.shard_map`, because its gradient is a sum over devices; and an external op whose
     plain kernel has no function `hits`.
     """
-    if (
-        gradient.varying_axes() - gradient.axes
-        or hits_of(gradient.op) is None
-        or len(gradient.shape) == 1
-    ):
+    is_partial = gradient.varying_axes() - gradient.axes
+    if is_partial or hits_of(gradient.op) is None or len(gradient.shape) == 1:
         return jnp.sum(jnp.square(gradient.to_dense().astype(accumulator(gradient.dtype))))
     device = devices_of(jax.tree.leaves(gradient))[0]
     norm = _meshes.shard_by_compiler(

@@ -65,9 +65,10 @@ class FixedPoint:
     Example:
       >>> import jax.numpy as jnp, lutjax
       >>> d = lutjax.detect(jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]]))
-      >>> lutjax.lookup(jnp.array([[[1.0], [0.7]]]), d, accumulate=lutjax.FixedPoint(8))
+      >>> weights = jnp.array([[[1.0], [0.7]]])
+      >>> lutjax.lookup(weights, d, accumulate=lutjax.FixedPoint(8))
       Array([0.625], dtype=float32)
-      >>> lutjax.lookup(jnp.array([[[1.0], [0.7]]]), d, accumulate=lutjax.FixedPoint(2.0**32, checked=True))
+      >>> lutjax.lookup(weights, d, accumulate=lutjax.FixedPoint(2.0**32, checked=True))
       Array([nan], dtype=float32)
     """
 

@@ -48,13 +48,10 @@ def _mixtures(logits: jax.Array, axis: int) -> jax.Array:
 
 @_mixtures.defjvp
 def _mixtures_jvp(axis: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """Return coefficients ``c`` and their tangents.
-
-    The tangents are ``dc = sum_k p_k dlogit_k (GATES_k - c)`` with shares ``p``.
-
-    JAX transposes it to ``dlogit_k = p_k (sum_j dc_j GATES_kj - sum_j dc_j c_j)``. Unlike a softmax
-    gradient it has no sum over the sixteen gates, so a GPU computes it in one pass.
-    """
+    """Return coefficients ``c`` and their tangents."""
+    # The tangents are dc = sum_k p_k dlogit_k (GATES_k - c) with shares p. JAX transposes them to
+    # dlogit_k = p_k (sum_j dc_j GATES_kj - sum_j dc_j c_j). Unlike a softmax gradient, this has no
+    # sum over the sixteen gates, so a GPU computes it in one pass.
     (logits,), (tangent,) = primals, tangents
     c = _mixtures(logits, axis)
     weighted = jax.nn.softmax(logits, axis) * tangent

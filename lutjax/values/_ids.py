@@ -29,8 +29,8 @@ def is_concrete(a: Any) -> bool:
 
 def check_once(ids: Any, rule: Hashable, check: Callable[[], None]) -> None:
     """Run a check of ids, only once per JAX array and hashable rule: an array is immutable."""
-    # Keyed by `id`, because arrays have no hash. The weak reference tells the array from a later one
-    # at the same address, and keeps no array alive.
+    # Keyed by `id`, because arrays have no hash. The weak reference tells the array from a later
+    # one at the same address, and keeps no array alive.
     key = id(ids)
     entry = _checked.get(key)
     if entry is not None and entry[0]() is ids and rule in entry[1]:

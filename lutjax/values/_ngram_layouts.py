@@ -63,7 +63,8 @@ class NgramLayout:
 
     Example:
       >>> import numpy as np, lutjax
-      >>> config = {"ngram_size": 3, "heads_per_ngram": 2, "ngram_vocab_size_base": 100, "vocab_size": 150, "eos_token_id": 149}
+      >>> config = {"ngram_size": 3, "heads_per_ngram": 2, "ngram_vocab_size_base": 100}
+      >>> config |= {"vocab_size": 150, "eos_token_id": 149}
       >>> layout = lutjax.NgramLayout.qwen(config)
       >>> layout.sizes, layout.n_rows, layout.columns
       ((101, 103, 107, 109), 512, 4)
@@ -509,10 +510,8 @@ class NgramLayout:
 
 
 def _product(xp: Any, ids: Any, multiplier: int) -> tuple[Any, ...]:
-    """Return ``ids * multiplier``, below ``2**63``.
-
-    One int64 array in NumPy; in JAX, where int64 is off by default, low and high uint32 words.
-    """
+    """Return ``ids * multiplier``, below ``2**63``: one int64 array, or low and high words."""
+    # JAX has no int64 by default, so the product is in words of uint32 there.
     if xp is np:
         return (ids * np.int64(multiplier),)
     low, high = (np.uint32(x) for x in (multiplier & 0xFFFFFFFF, multiplier >> 32))

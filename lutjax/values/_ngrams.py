@@ -44,7 +44,8 @@ def ngram_rows(
             return h ^ (h >> 16)
 
         def multiplier(order, head, j):
-            return mix(mix(seed + 0x9E3779B9) + ((order * 2**12 + head) * 2**8 + j) * 0x9E3779B9) | 1
+            k = (order * 2**12 + head) * 2**8 + j
+            return mix(mix(seed + 0x9E3779B9) + k * 0x9E3779B9) | 1
 
         for i, order in enumerate(orders):
             for head in range(heads):

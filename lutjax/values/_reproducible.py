@@ -59,7 +59,8 @@ def _evaluate(jaxpr: Any, consts: Any, args: Any) -> list[Any]:
     known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def value(atom: Any) -> Any:
-        return atom.val if hasattr(atom, "val") else known[atom]  # literals have their value
+        # Literals have their value.
+        return atom.val if hasattr(atom, "val") else known[atom]
 
     for eqn in jaxpr.eqns:
         results = _results(eqn, [value(atom) for atom in eqn.invars])

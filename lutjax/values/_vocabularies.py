@@ -122,8 +122,8 @@ def _merge_tokens(strings: Sequence[str]) -> list[int]:
     ids = []
     for string in strings:
         text = _decode(string, bytes_of)
-        # A partial character decodes to U+FFFD, as other parts do, so its string is its key. A token
-        # of combining marks or spaces only has an empty normalized text, and keeps its own.
+        # A partial character decodes to U+FFFD, as other parts do, so its string is its key. A
+        # token of combining marks or spaces only has an empty normalized text, and keeps its own.
         key = string if "\ufffd" in text else _normalize(text) or text
         ids.append(keys.setdefault(key, len(keys)))
     return ids

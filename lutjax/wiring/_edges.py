@@ -65,7 +65,9 @@ def from_edges(
       >>> import jax.numpy as jnp, lutjax
       >>> from lutjax.wiring import from_edges
       >>> edges = from_edges([0, 0, 0], [0, 1, 1], [2, 0, 2], n_detectors=1, n_rows=2, n_outputs=3)
-      >>> lutjax.sparse_lut(jnp.array([0.5, 0.25]), jnp.array([1.0, 7.0, 8.0]), jnp.array([[[0, 1]]]), edges)
+      >>> x, anchors = jnp.array([0.5, 0.25]), jnp.array([[[0, 1]]])
+      >>> weights = jnp.array([1.0, 7.0, 8.0])
+      >>> lutjax.sparse_lut(x, weights, anchors, edges)
       Array([7., 0., 8.], dtype=float32)
     """
     where = "from_edges"
@@ -218,7 +220,8 @@ def carry_over(arrays: Any, changed: Changed, *, new: Any = 0) -> Any:
       >>> import numpy as np
       >>> from lutjax.wiring import carry_over, from_edges, remove_edges
       >>> edges = from_edges([0, 0], [0, 1], [2, 0], n_detectors=1, n_rows=2, n_outputs=3)
-      >>> carry_over({"velocity": np.array([1.0, 2.0]), "step": 3}, remove_edges(edges, np.array([False, True])))
+      >>> changed = remove_edges(edges, np.array([False, True]))
+      >>> carry_over({"velocity": np.array([1.0, 2.0]), "step": 3}, changed)
       {'step': 3, 'velocity': array([2.])}
     """
     n_added = int((changed.added >= 0).sum())

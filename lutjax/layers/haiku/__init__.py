@@ -37,7 +37,7 @@ Example:
   ...     params = jax.tree.map(lambda w, g: w - 0.5 * g, params, gradients)
   >>> bool(loss(params, state)[0] < 0.5 * before)
   True
-  >>> checkpoint = {"params": params, "state": state}  # what to save, and what `apply` gets when it is read
+  >>> checkpoint = {"params": params, "state": state}  # to save, and for `apply` once it is read
   >>> check = hk.transform_with_state(lambda: LUT(8, 1, n_detectors=16, n_anchors=4).check())
   >>> _ = check.apply(**checkpoint, rng=None)
 """

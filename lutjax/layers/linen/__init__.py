@@ -26,7 +26,8 @@ such as `jax.nn.initializers.normal(0.1)`.
 Example:
   >>> import jax, jax.numpy as jnp
   >>> from lutjax.layers.linen import LUT
-  >>> layer, x = LUT(8, 1, n_detectors=16, n_anchors=4), jax.random.normal(jax.random.key(1), (64, 8))
+  >>> layer = LUT(8, 1, n_detectors=16, n_anchors=4)
+  >>> x = jax.random.normal(jax.random.key(1), (64, 8))
   >>> variables = layer.init(jax.random.key(0), x)
   >>> params, kept = variables["params"], {"anchors": variables["anchors"]}
   >>> def loss(params):

@@ -102,7 +102,8 @@ class ConvLUT(_Images):
       >>> first = ConvLUT((28, 28), 12, kernel=3, pool=2, **tables, rngs=rngs)
       >>> first.weights.shape, first.anchors.shape, first.out_shape
       ((16, 32, 12), (16, 5, 2), (13, 13, 12))
-      >>> classes = ConvLUT(first.out_shape, 10, kernel=3, stride=2, pool="all", **tables, rngs=rngs)
+      >>> shape = {"kernel": 3, "stride": 2, "pool": "all"}
+      >>> classes = ConvLUT(first.out_shape, 10, **shape, **tables, rngs=rngs)
       >>> classes(first(jnp.ones((32, 28, 28)))).shape
       (32, 10)
     """

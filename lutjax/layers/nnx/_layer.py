@@ -239,7 +239,8 @@ def tables_of(model: nnx.Module) -> frozenset[str]:
       >>> from flax import nnx
       >>> from lutjax.layers.nnx import LUT, tables_of
       >>> rngs = nnx.Rngs(0)
-      >>> tables_of(nnx.Sequential(LUT(8, 5, n_detectors=4, n_anchors=3, rngs=rngs), nnx.Linear(5, 2, rngs=rngs)))
+      >>> layer = LUT(8, 5, n_detectors=4, n_anchors=3, rngs=rngs)
+      >>> tables_of(nnx.Sequential(layer, nnx.Linear(5, 2, rngs=rngs)))
       frozenset({'layers/0/weights'})
     """
     state = nnx.to_flat_state(nnx.state(model, Tables))
@@ -285,7 +286,8 @@ def check(model: nnx.Module, restored: Any = None) -> None:
       >>> check(layer, nnx.state(layer, nnx.Param))
       Traceback (most recent call last):
       ...
-      ValueError: LUT: the state has no anchors, which belong to its weights: restore all variables, not only the trained ones.
+      ValueError: LUT: the state has no anchors, which belong to its weights: restore all
+      variables, not only the trained ones.
       >>> layer.anchors[...] = layer.anchors[...] + 4
       >>> check(layer)
       Traceback (most recent call last):

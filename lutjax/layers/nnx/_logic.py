@@ -31,7 +31,7 @@ class _Wired(Switched):
     scores: Param  # of learned wires
 
     def truth_tables(self) -> tuple[jax.Array, jax.Array]:
-        """Return wires ``[G, n]`` and tables ``[G, 2**n]`` of the hard network, for `packed_lut`."""
+        """Return the hard network for `packed_lut`: wires ``[G, n]`` and tables ``[G, 2**n]``."""
         spec, arrays = self._bind_arrays()
         wires, tables = spec.truth_tables(arrays)
         return wires, tables

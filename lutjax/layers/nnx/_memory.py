@@ -194,4 +194,5 @@ class ProductKeyExperts(_Keyed):
 
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[jax.Array, "*batch outputs"]:
         """Return outputs ``[..., out_features]`` for inputs ``[..., in_features]``."""
-        return self._call().run(lutjax.weighted_lookup, x)  # of `down`, then of `up`
+        # Of `down`, then of `up`.
+        return self._call().run(lutjax.weighted_lookup, x)

@@ -26,10 +26,10 @@ class ProjectionLUT(Switched):
     """Heads of lookup tables between two projections: `lutjax.scored_lut`.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
+      >>> import flax.nnx as nnx, jax.numpy as jnp
       >>> from lutjax.layers.nnx import ProjectionLUT
-      >>> layer = ProjectionLUT(16, 16, heads=4, tables=8, bits=3, table_dropout=0.1, rngs=nnx.Rngs(0))
+      >>> rngs = nnx.Rngs(0)
+      >>> layer = ProjectionLUT(16, 16, heads=4, tables=8, bits=3, table_dropout=0.1, rngs=rngs)
       >>> layer.compress_kernel.shape, layer.weights.shape
       ((16, 16), (32, 8, 4))
       >>> nnx.view(layer, deterministic=True)(jnp.ones((2, 16))).shape
