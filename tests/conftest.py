@@ -38,7 +38,6 @@ import pytest  # noqa: E402
 from machine import (  # noqa: E402, F401
     pytest_collection,
     pytest_configure,
-    pytest_ignore_collect,
     pytest_markeval_namespace,
     pytest_xdist_auto_num_workers,
 )
@@ -77,6 +76,24 @@ def _use_compilation_cache(path):
     jax.config.update("jax_compilation_cache_dir", None if path is None else str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     compilation_cache.reset_cache()
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import no files whose tests are all deselected: GPU runs need few files, and fast ones no slow files."""
+    selection = config.option.markexpr
+    if not collection_path.match("test_*.py"):
+        return None
+    if selection == "gpu":
+        return "mark.gpu" not in collection_path.read_text(encoding="utf-8") or None
+    return (selection == "not slow" and collection_path.match("test_slow_*.py")) or None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects tests by their marks
+def pytest_collection_modifyitems(items):
+    """Mark tests as slow by the name of their file or class."""
+    for item in items:
+        if item.path.match("test_slow_*.py") or (item.cls and item.cls.__name__ == "TestSlow"):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_report_header():

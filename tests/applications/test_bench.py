@@ -414,7 +414,6 @@ def test_terminal_shows_the_running_measurement():
     assert "ffn, forward, xla, float32" in stream.getvalue()
 
 
-@pytest.mark.slow
 class TestSlow:
     @pytest.mark.parametrize("dtype", measurements.DTYPES)
     def test_integer_tables_have_only_a_forward_row(self, dtype):

@@ -63,7 +63,6 @@ def run(name, *words):
     return done.stdout
 
 
-@pytest.mark.slow
 class TestSlow:
     @pytest.mark.usefixtures("without_typechecking")
     def test_figures_of_networks(self, programs, few, tmp_path, monkeypatch):

@@ -215,7 +215,6 @@ def test_what_is_no_image():
         convert.torchlogix(dense, image=image, **given)
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_files_of_tensors(self, tmp_path):
         tensors, arguments, found = case("torchlogix_raw")

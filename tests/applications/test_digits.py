@@ -280,7 +280,6 @@ def test_the_command_refuses(started, tmp_path):
         assert message in refusal("train", "digits", *words)
 
 
-@pytest.mark.slow
 class TestSlow:
     @pytest.mark.parametrize("name", MODELS)
     def test_packed_is_the_hard_network(self, name):

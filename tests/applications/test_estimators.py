@@ -238,7 +238,6 @@ def test_live_nodes_of_trees():
         assert 0 < nodes.mean() < 1
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_learned_thresholds_move(self, run):
         state, _ = run.advance(run.init(), 0, 6)

@@ -221,7 +221,6 @@ def test_dtypes():
     assert 0 < float(jnp.abs(got - want).max()) < 0.05 * float(jnp.abs(want).max())
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_new_tables_add_nothing(self):
         model, tokens = GPT(dataclasses.replace(SMALL, **TABLES), rngs=nnx.Rngs(0)), tokens_of(2, 6)

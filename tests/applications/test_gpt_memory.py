@@ -122,7 +122,6 @@ def test_reads_of_a_memory_are_known_from_bytes():
     )
 
 
-@pytest.mark.slow
 class TestSlow:
     @pytest.mark.parametrize(
         "changes",

@@ -117,7 +117,6 @@ class CopyingDriver:
         np.copyto(np.ctypeslib.as_array(numbers).reshape(out.shape), array)
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_gradients_come_into_locked_memory_that_is_used_again(self, monkeypatch):
         expected = trained(run_of(memory_depth=1), 4)[0]

@@ -234,7 +234,6 @@ def test_extras_are_those_of_the_package():
         assert any(one.startswith(name) for one in project["optional-dependencies"][extra]), package
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_the_page_about_imports_has_the_output_of_its_commands(self, tmp_path):
         text = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")

@@ -287,7 +287,6 @@ def test_names_of_the_package():
         lutjax.models.Transformer  # noqa: B018
 
 
-@pytest.mark.slow
 class TestSlow:
     @pytest.mark.parametrize("name", VARIANTS)
     def test_trains(self, name):

@@ -390,7 +390,6 @@ def test_errors_are_one_line(rows, words, message, tmp_path):
     assert "--regression is given, but it is for tables" in said
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_exports_are_proved(self, run, tmp_path):
         _, out, _ = run

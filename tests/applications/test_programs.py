@@ -134,7 +134,6 @@ def test_other_models_have_no_programs(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 class TestSlow:
     @pytest.mark.parametrize("kind", LANGUAGE_MODELS)
     def test_language_models(self, kind, tmp_path):

@@ -176,7 +176,6 @@ def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_the_deployed_model_is_the_trained_one(self, deployed):
         path, result = deployed

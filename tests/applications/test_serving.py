@@ -347,7 +347,6 @@ def served(folder, *words):
             process.wait()
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_blocks_change_no_answer(self, client, model):
         app = application(model, "texts", Limits(slots=2, block_size=4))

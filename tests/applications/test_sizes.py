@@ -129,7 +129,6 @@ def test_an_interruption(table, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_the_command_has_the_requested_size(self, table, tmp_path):
         require_tool("abc")

@@ -20,8 +20,6 @@ from lutjax.circuits import netlist_json, step_automaton
 from lutjax.models import LogicCA, LogicCAConfig, automaton
 from lutjax.training import automaton as training, automaton_runs, circuits, pruning
 
-pytestmark = pytest.mark.slow
-
 SIZES = {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2)}
 
 

@@ -13,8 +13,6 @@ from small_texts import CONFIGS, CONTEXT, TABLES, model_of, prompts_of
 
 from lutjax.models import GPT, GPTConfig, LUTTransformer, Slots, _decoder, _slots
 
-pytestmark = pytest.mark.slow
-
 KEY = np.zeros((2,), np.uint32)  # the data of a key
 LENGTHS = (5, 17, 32)
 MODELS = pytest.mark.parametrize("name", CONFIGS)

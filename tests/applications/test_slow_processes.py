@@ -31,8 +31,6 @@ from lutjax.tables.gradient import TableGradient
 from lutjax.training import checkpoints, hosts, lm_runs, models, runs
 from lutjax.training.errors import DamagedError, HostError
 
-pytestmark = pytest.mark.slow
-
 
 def main():
     from lutjax.cli import main as lutjax

@@ -38,8 +38,6 @@ from lutjax.training.presets import fields_of
 from lutjax.training.recipes import RECIPES, recipe
 from lutjax.training.samples import load_digits, split
 
-pytestmark = pytest.mark.slow
-
 KINDS = ("lm_run", "table_run", "digits_run", "tree_run", "automaton_run")
 
 

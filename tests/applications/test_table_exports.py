@@ -149,7 +149,6 @@ def test_digits_and_ranges_are_kept():
     assert Encoding.from_json(encoding.to_json()) == encoding
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_a_bundle_without_data_takes_rows(self, run, tmp_path):
         bundle = tmp_path / "bundle"

@@ -126,7 +126,6 @@ def test_bad_input_is_one_message(words, message, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_the_lowest_validation_loss_chooses(self, tmp_path):
         run = Run(CONFIG, TRAINING, TEXT.train, TEXT.validation)

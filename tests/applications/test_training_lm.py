@@ -134,7 +134,6 @@ def test_state_is_all_that_training_needs(run):
     assert run.structure.n_parameters() == sum(p.size for p in jax.tree.leaves(params))
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_chunks_change_nothing(self, run):
         one, _ = run.advance(run.init(), 0, 12)

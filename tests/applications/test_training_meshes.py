@@ -192,7 +192,6 @@ def test_some_element_exchanges_nothing():
     assert gradient.after.shape == (3,)
 
 
-@pytest.mark.slow
 class TestSlow:
     @needs_devices(8)
     @pytest.mark.parametrize(("layout", "model", "options"), CASES)

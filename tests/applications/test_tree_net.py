@@ -145,7 +145,6 @@ def test_recipes_of_trees(name, config):
     assert f"{config.n_gates:,} gates that are trained" in str(RECIPES[name])
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_training_learns_images_with_few_bits_and_with_many(self):
         sizes = {**SIZES, "kernels": (8, 16), "layers": (64, 32)}

@@ -178,7 +178,6 @@ def test_the_command(tmp_path):
     assert "vectors.json cannot be read" in result.output
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_a_board_answers_its_program(self, tmp_path):
         """Several multi-byte samples in sequence; then half a sample, a pause, and a complete sample."""

@@ -523,7 +523,6 @@ def test_time_does_not_grow_with_the_square(name):
     raise AssertionError(f"1000 numbers take {small:.3f} s, 4000 {large:.3f} s")
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_verilog_is_proved_equal(self, tmp_path):
         require_tool("abc")

@@ -460,7 +460,6 @@ def test_states_that_do_not_fit_an_automaton():
             circuits.step_automaton(circuit, np.zeros((3, 3, 2)))
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_layers_of_linen_and_haiku(self):
         layers = stack(linen)

@@ -19,7 +19,7 @@ from lutjax.models import LogicClassifierConfig
 from lutjax.training import classifier, export as exporting
 from lutjax.training.samples import samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("usable_tools")]
+pytestmark = pytest.mark.usefixtures("usable_tools")
 
 
 def vectors_of(folder):

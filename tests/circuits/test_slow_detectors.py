@@ -20,7 +20,6 @@ from lutjax.training.lm import TrainingConfig
 from lutjax.training.models import State
 from lutjax.training.text import split_text
 
-pytestmark = pytest.mark.slow
 LARGEST = 2**31 - 1
 
 

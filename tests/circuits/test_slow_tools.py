@@ -30,7 +30,6 @@ from lutjax.circuits import (
     yosys,
 )
 
-pytestmark = pytest.mark.slow
 NEXTPNR = """#!/bin/sh
 case "$*" in *--version) echo "nextpnr of a test"; exit;; esac
 grep -q '"SB_LUT4"' mapped.json || { echo "ERROR: no cells"; exit 1; }

@@ -184,7 +184,6 @@ def test_symbolic_batches(monkeypatch):
         np.testing.assert_array_equal(cache["cached_counts"], of_cache["cached_counts"])
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_as_with_ids(self, monkeypatch):
         spec = dataclasses.replace(SPEC, accumulate=SUMS["checked"])

@@ -1,6 +1,6 @@
 """Each op's docstring defines the `lutjax.reference` computation: values and every cotangent, by name.
 
-tests/core/test_drawn_calls.py and tests/core/test_parity.py compare implementations with the reference.
+tests/core/test_slow_drawn_calls.py and tests/core/test_parity.py compare implementations with the reference.
 """
 
 import dataclasses

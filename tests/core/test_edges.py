@@ -252,7 +252,6 @@ def test_layers_take_lists():
         layer(X)
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_groups_and_vmap(self):
         grouped = lutjax.sparse_lut(jnp.stack([X] * 3, 1), WEIGHTS, ANCHORS, EDGES, groups=3)

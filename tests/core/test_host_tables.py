@@ -647,7 +647,6 @@ def test_duplicates_are_gathered_as_fast_as_different_rows():
     assert best["same"] < 1.5 * best["other"]
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_fixed_point_gives_the_same_bits(self) -> None:
         one, other = (

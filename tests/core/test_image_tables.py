@@ -77,7 +77,6 @@ def test_errors():
         )
 
 
-@pytest.mark.slow
 class TestSlow:
     @pytest.mark.parametrize("name", ["spatial"])
     def test_quantized_layers_have_the_values_of_trained_layers(self, name):

@@ -320,7 +320,6 @@ def test_sizes_follow_pruned_gates():
     assert lutjax_nnx.GroupSum(4).out_features == 4
 
 
-@pytest.mark.slow
 class TestSlow:
     @pytest.mark.parametrize(
         ("estimator", "learned"),

@@ -241,7 +241,6 @@ def test_rules_of_some_tables():
         tables.Optimizer(tables.SGD(), 0.5, rules={"memory": "sgd"}, tables=set(params))
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_first_scales(self):
         """Unit-length rows in a table addressed by keys, and keys within one over the square root of their size."""

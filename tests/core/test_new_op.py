@@ -113,7 +113,6 @@ def test_it_is_explained(op):
     assert text.count("xla/any (toy_op.kernels): chosen") == 3
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_it_is_measured(self, op, tmp_path, monkeypatch):
         monkeypatch.setattr(results, "copy_bandwidth", lambda: 1e9)

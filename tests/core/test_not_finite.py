@@ -248,7 +248,6 @@ def test_gradients_of_scores_at_large_margins(implementation):
     assert float(ds["log_gamma"]) == 0
 
 
-@pytest.mark.slow
 class TestSlow:
     @pytest.mark.parametrize("implementation", implementations("scored_lut"))
     @pytest.mark.parametrize("entry", [np.inf])

@@ -187,7 +187,6 @@ def test_bad_input(name):
         run()
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_libraries(self):
         spec, x = SPECS["ids"], jnp.asarray(drawn(5, 2, 6, FEATURES))

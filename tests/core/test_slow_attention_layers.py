@@ -22,8 +22,6 @@ import lutjax
 from lutjax.layers import haiku as lutjax_haiku, linen
 from lutjax.testing import assert_close
 
-pytestmark = pytest.mark.slow
-
 TABLES = {"n_detectors": 5, "n_anchors": 3}
 POSITIONS = {"n_positions": 8, "n_position_bits": 2}
 OWN = {"shared_positions": False}

@@ -15,8 +15,6 @@ from lutjax import optim as tables
 from lutjax.layers import linen as linen_layers, nnx as nnx_layers
 from lutjax.optim import linen as linen_training, nnx as nnx_training
 
-pytestmark = pytest.mark.slow
-
 FEATURES = 6
 
 

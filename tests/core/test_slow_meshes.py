@@ -25,7 +25,7 @@ from lutjax.models import (
     LUTTransformerConfig,
 )
 
-pytestmark = [pytest.mark.slow, needs_devices(2)]
+pytestmark = needs_devices(2)
 
 RNG = np.random.default_rng(0)
 

@@ -20,8 +20,6 @@ from lutjax.status import (
     matrix as _matrix,
 )
 
-pytestmark = pytest.mark.slow
-
 
 def test_memory_of_attention_grows_with_the_length_not_its_square():
     """XLA's own figure for forward and backward temporaries."""

@@ -17,8 +17,6 @@ from lutjax.layers import nnx as layers
 from lutjax.optim import nnx as nnx_training
 from lutjax.testing import assert_close
 
-pytestmark = pytest.mark.slow
-
 SIZES = {"heads": 3, "tables": 2, "bits": 2}
 
 

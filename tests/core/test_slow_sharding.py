@@ -21,7 +21,7 @@ from lutjax import FixedPoint, optim as tables, reads, sharding
 from lutjax.layers import linen
 from lutjax.ops.lut_at_places import Windows, lut_at_places
 
-pytestmark = [pytest.mark.slow, needs_devices(8)]
+pytestmark = needs_devices(8)
 
 
 T, BATCH, LENGTH, FEATURES = 8, 16, 4, 6

@@ -3,15 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import lutjax
 from lutjax import reads
 from lutjax.layers import nnx as layers
-
-pytestmark = pytest.mark.slow
 
 BATCH, LENGTH, INPUTS, T = 3, 4, 6, 3
 

@@ -483,7 +483,6 @@ def test_errors_come_before_measurements(words, code, message, tmp_path, monkeyp
     assert not (tmp_path / "new.json").exists()
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_nothing_is_read_or_searched_at_import(self):
         code = (

@@ -388,7 +388,6 @@ def test_explicit_mesh():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_classifier_of_learned_wires(self):
         config = LogicClassifierConfig(

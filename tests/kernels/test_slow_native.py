@@ -13,10 +13,7 @@ from folders import ROOT, TESTS
 
 import lutjax
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (ROOT / "native").exists(), reason="the sources are not here"),
-]
+pytestmark = pytest.mark.skipif(not (ROOT / "native").exists(), reason="the sources are not here")
 
 
 def run(*command, **options):

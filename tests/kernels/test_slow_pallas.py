@@ -28,7 +28,6 @@ from lutjax.ops.binary_lut import BinaryLut
 from lutjax.ops.soft_lut import SoftLut
 from lutjax.values._row_rules import SGD
 
-pytestmark = pytest.mark.slow
 interpreted = pytest.mark.usefixtures("interpreted")
 CPU, H200 = Device(lutjax.Backend.CPU, "cpu"), Device(lutjax.Backend.GPU, "NVIDIA H200")
 GATES = {call.op: call for call in (BilinearGates, SoftLut, BinaryLut)}

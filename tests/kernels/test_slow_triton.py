@@ -25,7 +25,6 @@ from triton_compiler import GPUS, OPS, SUMMED, compiled  # noqa: E402
 
 from lutjax.kernels._triton import _owned_columns, _row_additions, _weighted_rows  # noqa: E402
 
-pytestmark = pytest.mark.slow
 interpreted = pytest.mark.usefixtures("triton_interpreted")
 TRANSFORMATIONS = [t for t in testing.TRANSFORMATIONS if t != "export"]
 

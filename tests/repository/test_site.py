@@ -257,7 +257,6 @@ def built(folder, *options):
     return folder / "html"
 
 
-@pytest.mark.slow
 class TestSlow:
     def test_the_site_installs_what_its_reference_imports(self):
         """Check that the guide, Read the Docs and nox install the same extras, including all packages imported by the reference."""

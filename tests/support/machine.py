@@ -83,13 +83,6 @@ def pytest_configure(config):
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS"))
 
 
-def pytest_ignore_collect(collection_path, config):
-    """Ignore files without GPU tests in GPU runs: importing all files takes 25 s per process."""
-    if config.option.markexpr == "gpu" and collection_path.match("test_*.py"):
-        return "mark.gpu" not in collection_path.read_text(encoding="utf-8") or None
-    return None
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     platforms = jax.config.jax_platforms

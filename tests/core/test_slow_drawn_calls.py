@@ -29,12 +29,8 @@ import lutjax
 from lutjax import optim as tables, testing
 
 Arrays = dict[str, Any]
-pytestmark = [
-    pytest.mark.slow,  # test_definitions.py has representatives of each op
-    pytest.mark.usefixtures(
-        "without_typechecking"
-    ),  # beartype draws random numbers, which strategies must not
-]
+# Beartype draws random numbers, which strategies must not.
+pytestmark = pytest.mark.usefixtures("without_typechecking")
 OPS = tuple(drawn_cases.REPRESENTATIVES)
 
 

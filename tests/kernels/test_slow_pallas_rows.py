@@ -12,7 +12,6 @@ import lutjax
 from lutjax import reads, testing
 from lutjax.values._row_rules import SGD
 
-pytestmark = pytest.mark.slow  # test_pallas.py has one fast size of each read
 mosaic = pytest.mark.skipif(WITHOUT_MOSAIC is not None, reason=str(WITHOUT_MOSAIC))
 
 

@@ -20,7 +20,7 @@ from lutjax import optim as tables
 from lutjax.testing import assert_close
 
 Arrays = dict[str, Any]
-pytestmark = pytest.mark.slow  # test_training_tables.py has fast sizes of gradients and updates
+# test_training_tables.py has fast sizes of gradients and updates.
 OPS = ("lut", "sparse_lut", "lut_attention", "lut_pair_attention")
 RATE, BATCH, LENGTH, INPUTS, OUTPUTS = 0.25, 4, 3, 4, 3
 RULES = (
