@@ -167,26 +167,21 @@ def test_names_and_sizes_are_the_same_shapes():
         assert shapes.name_of(shape) == name
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("large", "'large' is not a shape; it must be one of ffn, unembed"),
-        ("conv:1,2", "or sizes: fc:batch,inputs,outputs,detectors,anchors; scored:"),
-        ("fc:1,2,x,4,5", "sizes that are not whole numbers; expected fc:batch"),
-        ("fc:1,2,3", "has 3 sizes; expected fc:batch,inputs,outputs,detectors,anchors"),
-        ("seq:1,2,3,4,5,6,7,8", "has 8 sizes; expected seq:batch,length,inputs"),
-        ("fc:0,4,4,4,4", "batch is 0; it must be at least 1"),
-        ("fc:1,1,4,4,4", "inputs is 1; it must be at least 2"),
-        ("seq:1,4,4,4,14,4", "a row has 32 address bits; it can have at most 30"),
-        (
-            "pair-interleaved:1,4,4,4,4,3",
-            "position_bits is 3; interleaved it must be that of inputs, 4",
-        ),
-        ("lm:0", "batch is 0"),
-        ("gates:4,0,2", "inputs is 0; it must be at least 1"),
-        ("soft_lut:4,4,4,9", "places is 9; a table can have at most 8"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("large", "'large' is not a shape; it must be one of ffn, unembed"),
+    ("conv:1,2", "or sizes: fc:batch,inputs,outputs,detectors,anchors; scored:"),
+    ("fc:1,2,x,4,5", "sizes that are not whole numbers; expected fc:batch"),
+    ("fc:1,2,3", "has 3 sizes; expected fc:batch,inputs,outputs,detectors,anchors"),
+    ("seq:1,2,3,4,5,6,7,8", "has 8 sizes; expected seq:batch,length,inputs"),
+    ("fc:0,4,4,4,4", "batch is 0; it must be at least 1"),
+    ("fc:1,1,4,4,4", "inputs is 1; it must be at least 2"),
+    ("seq:1,4,4,4,14,4", "a row has 32 address bits; it can have at most 30"),
+    ("pair-interleaved:1,4,4,4,4,3",
+        "position_bits is 3; interleaved it must be that of inputs, 4"),
+    ("lm:0", "batch is 0"),
+    ("gates:4,0,2", "inputs is 0; it must be at least 1"),
+    ("soft_lut:4,4,4,9", "places is 9; a table can have at most 8"),
+])  # fmt: skip
 def test_invalid_shape_is_refused(text, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         shapes.parse(text)
@@ -348,25 +343,17 @@ def test_defaults_on_a_cpu(instantly):
     ]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--csv", "missing/rows.csv"], "'missing' is not a writable folder"),
-        (["--png", "."], "is a directory"),
-        (["--repeats", "2"], "2; it must be at least 3"),
-        (["--dtype", "int8"], "'float32', 'bfloat16'"),
-        (
-            ["--shape", "ffn", "--shape", "large"],
-            "'large' is not a shape; it must be one of ffn, unembed",
-        ),
-        (["--shape", "lm", "--row", "forward"], "nothing to measure"),
-        (["--accumulate", "0"], "0.0; it must be above 0"),
-        (
-            ["--shape", "gate_network", "--accumulate", "16"],
-            "gate_network has no sums that take it",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["--csv", "missing/rows.csv"], "'missing' is not a writable folder"),
+    (["--png", "."], "is a directory"),
+    (["--repeats", "2"], "2; it must be at least 3"),
+    (["--dtype", "int8"], "'float32', 'bfloat16'"),
+    (["--shape", "ffn", "--shape", "large"],
+        "'large' is not a shape; it must be one of ffn, unembed"),
+    (["--shape", "lm", "--row", "forward"], "nothing to measure"),
+    (["--accumulate", "0"], "0.0; it must be above 0"),
+    (["--shape", "gate_network", "--accumulate", "16"], "gate_network has no sums that take it"),
+])  # fmt: skip
 def test_errors_come_before_measurements(words, message, tmp_path, monkeypatch, instantly):
     monkeypatch.chdir(tmp_path)
     out = bench(*words)

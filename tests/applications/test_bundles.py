@@ -233,21 +233,18 @@ def test_a_changed_layer_comes_back(tmp_path):
         lutjax.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: c["model"].update(n_detectors=10**6), "does not fit this model"),
-        (lambda c: c["model"].update(n_detectors="os.system"), "its model is no LUT"),
-        (lambda c: c["model"].update(accumulate={"is": "os.system"}), "its model is no LUT"),
-        (lambda c: c["model"].update(accumulate={"is": "gelu", "x": 1}), "its model is no LUT"),
-        (lambda c: c["model"].update(accumulate={"is": ["gelu"]}), "its model is no LUT"),
-        (lambda c: c["model"].update(accumulate={}), "its model is no LUT"),
-        (lambda c: c["model"].update(given=["rngs"]), "its field 'given' is"),
-        (lambda c: c["model"].pop("given"), "its field 'given' is None"),
-        (lambda c: c["model"].update(weights_init="x"), None),
-        (lambda c: c.update(architectures=["SparseLUT"]), "its model is no SparseLUT"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda c: c["model"].update(n_detectors=10**6), "does not fit this model"),
+    (lambda c: c["model"].update(n_detectors="os.system"), "its model is no LUT"),
+    (lambda c: c["model"].update(accumulate={"is": "os.system"}), "its model is no LUT"),
+    (lambda c: c["model"].update(accumulate={"is": "gelu", "x": 1}), "its model is no LUT"),
+    (lambda c: c["model"].update(accumulate={"is": ["gelu"]}), "its model is no LUT"),
+    (lambda c: c["model"].update(accumulate={}), "its model is no LUT"),
+    (lambda c: c["model"].update(given=["rngs"]), "its field 'given' is"),
+    (lambda c: c["model"].pop("given"), "its field 'given' is None"),
+    (lambda c: c["model"].update(weights_init="x"), None),
+    (lambda c: c.update(architectures=["SparseLUT"]), "its model is no SparseLUT"),
+])  # fmt: skip
 def test_hostile_layers(change, message, tmp_path):
     lutjax.save(layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(0)), tmp_path)
     config(tmp_path, change)
@@ -362,22 +359,15 @@ def test_tables_of_int8_are_off_by_at_most_a_unit(tmp_path_factory, table):
 
 
 @pytest.mark.usefixtures("without_typechecking")
-@pytest.mark.parametrize(
-    ("model", "error", "message"),
-    [
-        (3, TypeError, "model is 3; expected an nnx.Module, or arrays in dicts"),
-        ({}, TypeError, "model is {}; expected"),
-        ({"a": "text"}, TypeError, "a is 'text'; expected an array of"),
-        ({"a": jax.random.key}, TypeError, "expected an array of"),
-        ({"a": np.zeros(2, complex)}, TypeError, "expected an array of"),
-        ({"a\n": np.zeros(2)}, ValueError, "characters that can be printed"),
-        (
-            {"a.b": np.zeros(2), "a": {"b": np.zeros(2)}},
-            ValueError,
-            "two arrays have the name 'a.b'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("model", "error", "message"), [
+    (3, TypeError, "model is 3; expected an nnx.Module, or arrays in dicts"),
+    ({}, TypeError, "model is {}; expected"),
+    ({"a": "text"}, TypeError, "a is 'text'; expected an array of"),
+    ({"a": jax.random.key}, TypeError, "expected an array of"),
+    ({"a": np.zeros(2, complex)}, TypeError, "expected an array of"),
+    ({"a\n": np.zeros(2)}, ValueError, "characters that can be printed"),
+    ({"a.b": np.zeros(2), "a": {"b": np.zeros(2)}}, ValueError, "two arrays have the name 'a.b'"),
+])  # fmt: skip
 def test_what_is_no_model(model, error, message, tmp_path):
     with pytest.raises(error, match=message):
         lutjax.save(model, tmp_path / "saved")
@@ -559,25 +549,17 @@ def saved_digits(tmp_path_factory):
     return folder / "saved"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: c["model"].update(layers=[10**12]), "its model is no LogicClassifier"),
-        (
-            lambda c: c["model"].update(layers=[10**9, 10**9]),
-            "does not fit this model|is no LogicClassifier",
-        ),
-        (lambda c: c["model"].update(layers="os.system"), "its model is no LogicClassifier"),
-        (lambda c: c["model"].pop("tau"), None),
-        (
-            lambda c: c.update(architectures=["os.system"]),
-            "holds a .*os.system.*; the models of this",
-        ),
-        (lambda c: c.update(quantized=True), "has no form with tables of integers"),
-        (lambda c: c["run"].update(kind="no"), "its run has the kind no"),
-        (lambda c: c["run"]["record"].update(history=3), "is damaged: its history is 3"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda c: c["model"].update(layers=[10**12]), "its model is no LogicClassifier"),
+    (lambda c: c["model"].update(layers=[10**9, 10**9]),
+        "does not fit this model|is no LogicClassifier"),
+    (lambda c: c["model"].update(layers="os.system"), "its model is no LogicClassifier"),
+    (lambda c: c["model"].pop("tau"), None),
+    (lambda c: c.update(architectures=["os.system"]), "holds a .*os.system.*; the models of this"),
+    (lambda c: c.update(quantized=True), "has no form with tables of integers"),
+    (lambda c: c["run"].update(kind="no"), "its run has the kind no"),
+    (lambda c: c["run"]["record"].update(history=3), "is damaged: its history is 3"),
+])  # fmt: skip
 def test_hostile_configs(change, message, saved_digits, tmp_path):
     shutil.copytree(saved_digits, tmp_path / "saved")
     config(tmp_path / "saved", change)

@@ -386,23 +386,16 @@ def test_data_that_cannot_be_used(call, message, tmp_path):
         call(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "target", "message"),
-    [
-        (
-            CSV,
-            "clas",
-            "has no column 'clas', which --target names; it has age, job, pay, note, class",
-        ),
-        ("a,b\n1,2\n1\n", "b", "line 3 has 1 cells, but there are 2 columns"),
-        ("a,a\n1,2\n", "a", "expected distinct names"),
-        ("", "a", "is empty"),
-        ("a,b\n", "b", "has 0 rows and 1 columns besides b"),
-        ("b\n1\n", "b", "has 1 rows and 0 columns besides b"),
-        ("a,b\n1,x\n2,?\n", "b", "b is missing in row 2 and 0 others"),
-        ('a,b\n"1,x\n', "b", "line 2 has 1 cells"),
-    ],
-)
+@pytest.mark.parametrize(("text", "target", "message"), [
+    (CSV, "clas", "has no column 'clas', which --target names; it has age, job, pay, note, class"),
+    ("a,b\n1,2\n1\n", "b", "line 3 has 1 cells, but there are 2 columns"),
+    ("a,a\n1,2\n", "a", "expected distinct names"),
+    ("", "a", "is empty"),
+    ("a,b\n", "b", "has 0 rows and 1 columns besides b"),
+    ("b\n1\n", "b", "has 1 rows and 0 columns besides b"),
+    ("a,b\n1,x\n2,?\n", "b", "b is missing in row 2 and 0 others"),
+    ('a,b\n"1,x\n', "b", "line 2 has 1 cells"),
+])  # fmt: skip
 def test_bad_tables(text, target, message, tmp_path):
     with pytest.raises(SamplesError, match=message):
         columns.read(write(tmp_path / "a.csv", text), target)
@@ -660,12 +653,9 @@ def test_numbers_that_no_unit_tells_apart():
 
 
 SMALL = [
-    "--layers=24,24",
-    "--batch-size=16",
-    "--log-every=10",
-    "--eval-every=10",
+    "--layers=24,24", "--batch-size=16", "--log-every=10", "--eval-every=10",
     "--checkpoint-every=10",
-]
+]  # fmt: skip
 
 
 def write_table(folder):
@@ -706,23 +696,20 @@ def test_the_command_trains_on_a_table(table_run):
     assert {path.name for path in out.iterdir()} == own
 
 
-@pytest.mark.parametrize(
-    ("run", "data", "name"),
-    [
-        ("runs/adult", "a.csv", "adult"),
-        ("runs/classify", "data/iris.csv", "iris"),
-        ("runs/classify", "data/my iris.csv.gz", "my_iris"),
-        ("runs/classify", "fashion-mnist", "fashion_mnist"),
-        ("runs/classify", None, "digits"),
-        ("runs/digits", None, "digits"),
-        ("2024 (b)", "a.csv", "run_2024_b"),
-        ("été 1", "a.csv", "ete_1"),
-        ("日本", "a.csv", "run"),
-        ("module", "a.csv", "run_module"),
-        ("columns", "a.csv", "run_columns"),
-        ("vectors", "a.csv", "run_vectors"),
-    ],
-)
+@pytest.mark.parametrize(("run", "data", "name"), [
+    ("runs/adult", "a.csv", "adult"),
+    ("runs/classify", "data/iris.csv", "iris"),
+    ("runs/classify", "data/my iris.csv.gz", "my_iris"),
+    ("runs/classify", "fashion-mnist", "fashion_mnist"),
+    ("runs/classify", None, "digits"),
+    ("runs/digits", None, "digits"),
+    ("2024 (b)", "a.csv", "run_2024_b"),
+    ("été 1", "a.csv", "ete_1"),
+    ("日本", "a.csv", "run"),
+    ("module", "a.csv", "run_module"),
+    ("columns", "a.csv", "run_columns"),
+    ("vectors", "a.csv", "run_vectors"),
+])  # fmt: skip
 def test_names_of_exports(table_run, run, data, name):
     _, record = runs.read(table_run.out, Classifier.kept)
     samples = dataclasses.replace(record.samples, path=data)
@@ -1021,16 +1008,13 @@ def test_tables_compressed_excluded_and_in_another_encoding(tmp_path):
     assert list(few.columns) == ["age", "pay"]
 
 
-@pytest.mark.parametrize(
-    ("y", "classes"),
-    [
-        (np.array([3, 7, 10] * 6), ("3", "7", "10")),
-        (np.array([1, 2, 3] * 6), ("1", "2", "3")),
-        (np.array(["high", "low", "a b"] * 6), ("a b", "high", "low")),
-        (np.array([0, 1, 2] * 6), ()),
-        (np.arange(18) % 3 == 0, ("False", "True")),
-    ],
-)
+@pytest.mark.parametrize(("y", "classes"), [
+    (np.array([3, 7, 10] * 6), ("3", "7", "10")),
+    (np.array([1, 2, 3] * 6), ("1", "2", "3")),
+    (np.array(["high", "low", "a b"] * 6), ("a b", "high", "low")),
+    (np.array([0, 1, 2] * 6), ()),
+    (np.arange(18) % 3 == 0, ("False", "True")),
+])  # fmt: skip
 def test_labels_of_arrays_have_gaps_or_are_texts(y, classes, tmp_path):
     x = np.random.default_rng(0).normal(size=(18, 2))
     data = npz(tmp_path, x=x, y=y)

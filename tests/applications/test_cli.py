@@ -131,19 +131,14 @@ def test_devices_that_cannot_be_used(lm_run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--n-detectors", "5"], "--n-detectors is 4 in the checkpoint, not 5"),
-        (["--learning-rate", "0.5"], "--learning-rate is 0.03 in the checkpoint, not 0.5"),
-        (
-            ["--steps", "50", "--seed", "3"],
-            "another configuration: --seed is 0 in the checkpoint, not 3.",
-        ),
-        (["--model", "lut", "--preset", "reference"], "has another configuration"),
-        (["--model", "gpt", "--preset", "reference"], "the model gpt has demo, small"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["--n-detectors", "5"], "--n-detectors is 4 in the checkpoint, not 5"),
+    (["--learning-rate", "0.5"], "--learning-rate is 0.03 in the checkpoint, not 0.5"),
+    (["--steps", "50", "--seed", "3"],
+        "another configuration: --seed is 0 in the checkpoint, not 3."),
+    (["--model", "lut", "--preset", "reference"], "has another configuration"),
+    (["--model", "gpt", "--preset", "reference"], "the model gpt has demo, small"),
+])  # fmt: skip
 def test_checkpoint_of_another_configuration(lm_run, words, message):
     assert message in refusal("train", "lm", "--resume", "--out", lm_run.out, *words)
 
@@ -268,27 +263,24 @@ def damage_file(checkpoint):
     largest.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--preset", "huge"], "'demo', 'small', 'reference'"),
-        (["--text", "missing.txt"], "cannot read the text missing.txt: No such file"),
-        (["--text", "empty.txt"], "the text empty.txt is empty"),
-        (["--text", "short.txt"], "too short"),
-        (["--features", "1"], "features is 1; it must be at least 2"),
-        (["--model=lut", "--n-anchors", "-1"], "--n-anchors is -1"),
-        (["--dropout", "1.5"], "dropout is 1.5"),
-        (["--vocab-size", "100"], "--vocab-size is 100; a language model of bytes needs 256"),
-        (["--steps", "0"], "steps is 0; it must be at least 1"),
-        (["--steps", "many"], "'many' is not a valid integer"),
-        (["--optimizer", "lion"], "'--optimizer': 'lion' is not one of 'sgd', 'momentum'"),
-        (["--table-optimizer", "adam"], "'adam' is not one of 'sgd', 'row_adagrad'"),
-        (["--microbatches", "5"], "microbatches is 5; it must divide --batch-size"),
-        (["--log-every", "0"], "--log-every is 0"),
-        (["--cooldown", "2"], "cooldown is 2.0"),
-        (["--resume"], "run does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["--preset", "huge"], "'demo', 'small', 'reference'"),
+    (["--text", "missing.txt"], "cannot read the text missing.txt: No such file"),
+    (["--text", "empty.txt"], "the text empty.txt is empty"),
+    (["--text", "short.txt"], "too short"),
+    (["--features", "1"], "features is 1; it must be at least 2"),
+    (["--model=lut", "--n-anchors", "-1"], "--n-anchors is -1"),
+    (["--dropout", "1.5"], "dropout is 1.5"),
+    (["--vocab-size", "100"], "--vocab-size is 100; a language model of bytes needs 256"),
+    (["--steps", "0"], "steps is 0; it must be at least 1"),
+    (["--steps", "many"], "'many' is not a valid integer"),
+    (["--optimizer", "lion"], "'--optimizer': 'lion' is not one of 'sgd', 'momentum'"),
+    (["--table-optimizer", "adam"], "'adam' is not one of 'sgd', 'row_adagrad'"),
+    (["--microbatches", "5"], "microbatches is 5; it must divide --batch-size"),
+    (["--log-every", "0"], "--log-every is 0"),
+    (["--cooldown", "2"], "cooldown is 2.0"),
+    (["--resume"], "run does not exist"),
+])  # fmt: skip
 def test_bad_input_is_one_message_and_leaves_nothing(
     words, message, tmp_path, monkeypatch, without_typechecking
 ):
@@ -299,21 +291,16 @@ def test_bad_input_is_one_message_and_leaves_nothing(
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--prompt", ""], "it is empty"),
-        (["--prompt", "x", "--bytes", "0"], "0; it must be at least 1"),
-        (["--prompt", "x", "--temperature", "-1"], "it must be at least 0"),
-        (["--prompt", "x", "--top-k", "300"], "300; it must be at least 1 and at most 256"),
-        (["--prompt", "x", "--prompt-file", "-"], "give --prompt or --prompt-file, not both"),
-        (["--prompt-file", "none.txt"], "File 'none.txt' does not exist"),
-        (
-            ["--prompt", "x", "--samples", "2", "--seed", 2**32 - 1],
-            "4294967295 + 2 samples exceeds the largest seed",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["--prompt", ""], "it is empty"),
+    (["--prompt", "x", "--bytes", "0"], "0; it must be at least 1"),
+    (["--prompt", "x", "--temperature", "-1"], "it must be at least 0"),
+    (["--prompt", "x", "--top-k", "300"], "300; it must be at least 1 and at most 256"),
+    (["--prompt", "x", "--prompt-file", "-"], "give --prompt or --prompt-file, not both"),
+    (["--prompt-file", "none.txt"], "File 'none.txt' does not exist"),
+    (["--prompt", "x", "--samples", "2", "--seed", 2**32 - 1],
+        "4294967295 + 2 samples exceeds the largest seed"),
+])  # fmt: skip
 def test_bad_input_of_generate(words, message, tmp_path):
     assert message in refusal("generate", "--checkpoint", tmp_path, *words)
 
@@ -357,14 +344,11 @@ def test_every_field_is_a_flag():
         assert {field.name for field in dataclasses.fields(config)} <= flags
 
 
-@pytest.mark.parametrize(
-    ("package", "module", "words"),
-    [
-        ("starlette", "starlette.applications", ("serve",)),
-        ("uvicorn", "uvicorn", ("serve",)),
-        ("safetensors", "safetensors.numpy", ("save",)),
-    ],
-)
+@pytest.mark.parametrize(("package", "module", "words"), [
+    ("starlette", "starlette.applications", ("serve",)),
+    ("uvicorn", "uvicorn", ("serve",)),
+    ("safetensors", "safetensors.numpy", ("save",)),
+])  # fmt: skip
 def test_a_command_without_its_extra_is_one_line(
     package, module, words, lm_run, tmp_path, monkeypatch
 ):

@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 from cases import slow_except
 from PIL import Image
-from sklearn.model_selection import train_test_split
 
 from lutjax.training import automaton, checkpoints, datasets, patterns, pixels, raw, runs
 from lutjax.training.datasets import cifar, columns, idx
@@ -69,18 +68,14 @@ def _npz_bomb(folder):
 
 
 BOMBS = {
-    "csv": (
-        lambda folder: _pack(folder / "t.csv.gz", b"a,y\n" + b"1,0\n" * (2 << 20)),
-        "gunzip t.csv.gz",
-    ),
-    "tsv": (
-        lambda folder: _pack(folder / "T.TSV.GZ", b"a\ty\n" + b"1\t0\n" * (2 << 20)),
-        "gunzip T.TSV.GZ",
-    ),
+    "csv": (lambda folder: _pack(folder / "t.csv.gz", b"a,y\n" + b"1,0\n" * (2 << 20)),
+        "gunzip t.csv.gz"),
+    "tsv": (lambda folder: _pack(folder / "T.TSV.GZ", b"a\ty\n" + b"1\t0\n" * (2 << 20)),
+        "gunzip T.TSV.GZ"),
     "a line": (lambda folder: _pack(folder / "t.csv.gz", b"a," * (4 << 20)), "gunzip t.csv.gz"),
     "idx": (_idx_bomb, "gunzip train-images-idx3-ubyte.gz"),
     "npz": (_npz_bomb, "save it by numpy.savez, not compressed"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", slow_except(BOMBS, "a line", "idx", "npz"))
@@ -135,6 +130,8 @@ def test_contents_that_take_no_squares_of_time():
 
 
 def test_parts_of_labels_that_are_text():
+    from sklearn.model_selection import train_test_split
+
     labels = np.array(["no", "yes", "maybe", "no"] * 15)
     expected = train_test_split(np.arange(60), test_size=12, stratify=labels, random_state=3)
     for cells in (labels, columns.strings(labels)):
@@ -174,22 +171,15 @@ ENCODING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("column", "changed", "message"),
-    [
-        (
-            0,
-            {"kind": "Other"},
-            """columns[0]: 'kind' is "Other"; expected 'Number' or 'Categories'""",
-        ),
-        (0, {"fill": None}, "columns[0]: 'fill' is null; expected a finite number"),
-        (0, {"fill": 1e999}, "columns[0]: 'fill' is Infinity; expected a finite number"),
-        (0, {"scale": 0}, "columns[0]: 'scale' is 0"),
-        (0, {"thresholds": ["1"]}, "columns[0]: thresholds: '0' is"),
-        (0, {"missing": 1}, "columns[0]: 'missing' is 1; expected true or false"),
-        (1, {"values": ["a", 1]}, """columns[1]: 'values' is ["a", 1]; expected texts"""),
-    ],
-)
+@pytest.mark.parametrize(("column", "changed", "message"), [
+    (0, {"kind": "Other"}, """columns[0]: 'kind' is "Other"; expected 'Number' or 'Categories'"""),
+    (0, {"fill": None}, "columns[0]: 'fill' is null; expected a finite number"),
+    (0, {"fill": 1e999}, "columns[0]: 'fill' is Infinity; expected a finite number"),
+    (0, {"scale": 0}, "columns[0]: 'scale' is 0"),
+    (0, {"thresholds": ["1"]}, "columns[0]: thresholds: '0' is"),
+    (0, {"missing": 1}, "columns[0]: 'missing' is 1; expected true or false"),
+    (1, {"values": ["a", 1]}, """columns[1]: 'values' is ["a", 1]; expected texts"""),
+])  # fmt: skip
 def test_encodings_that_are_none(column, changed, message):
     whole = json.loads(json.dumps(ENCODING))
     assert json.loads(Encoding.from_json(json.dumps(whole)).to_json()) == ENCODING
@@ -391,22 +381,19 @@ def test_memory_of_tables_and_of_images_of_another_size(tmp_path):
     read(r"cannot read the image .*decompression bomb")
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"model": []}, "its model is []"),
-        ({"model": {"channels": "2"}}, 'its channels is "2"'),
-        ({"model": {"channels": 2.0}}, "its channels is 2.0"),
-        ({"training": {"steps": True}}, "its steps is true"),
-        ({"training": {"steps": 10**18}}, "its steps is 1000000000000000000"),
-        ({"training": {"learning_rate": 1e300}}, "its learning_rate is 1e+300"),
-        ({"history": {"train": [[1]]}}, "its train is [[1]]"),
-        ({"history": {"train": [[1, "2"]]}}, 'its train is [[1, "2"]]'),
-        ({"target": [[1]]}, "its target is [[1]]"),
-        ({"options": 3}, "its options is 3"),
-        ({"kind": ["ca"]}, "holds a run of the kind ['ca']"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"model": []}, "its model is []"),
+    ({"model": {"channels": "2"}}, 'its channels is "2"'),
+    ({"model": {"channels": 2.0}}, "its channels is 2.0"),
+    ({"training": {"steps": True}}, "its steps is true"),
+    ({"training": {"steps": 10**18}}, "its steps is 1000000000000000000"),
+    ({"training": {"learning_rate": 1e300}}, "its learning_rate is 1e+300"),
+    ({"history": {"train": [[1]]}}, "its train is [[1]]"),
+    ({"history": {"train": [[1, "2"]]}}, 'its train is [[1, "2"]]'),
+    ({"target": [[1]]}, "its target is [[1]]"),
+    ({"options": 3}, "its options is 3"),
+    ({"kind": ["ca"]}, "holds a run of the kind ['ca']"),
+])  # fmt: skip
 def test_records_of_other_kinds_of_values(fields, message, tmp_path):
     training = {"experiment": "life", "start": "random"}
     meta = {

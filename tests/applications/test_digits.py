@@ -86,38 +86,32 @@ def test_many_votes_and_ties():
     np.testing.assert_array_equal(network(jnp.asarray([[0, 0], [1, 1]])), [0, 1])
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda m: m(jnp.ones((5, 8))), r"x has shape \[5, 8\]; expected \[\.\.\., 6\]"),
-        (lambda m: m.packed()(jnp.ones((5, 8))), r"x has shape \[5, 8\]; expected \[\.\.\., 6\]"),
-        (lambda m: m.packed()(jnp.ones((2, 5, 6))), r"expected \[batch, features\]"),
-        (lambda m: m.packed().from_words(jnp.ones((6, 1), jnp.uint32)), r"expected \[12, words\]"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda m: m(jnp.ones((5, 8))), r"x has shape \[5, 8\]; expected \[\.\.\., 6\]"),
+    (lambda m: m.packed()(jnp.ones((5, 8))), r"x has shape \[5, 8\]; expected \[\.\.\., 6\]"),
+    (lambda m: m.packed()(jnp.ones((2, 5, 6))), r"expected \[batch, features\]"),
+    (lambda m: m.packed().from_words(jnp.ones((6, 1), jnp.uint32)), r"expected \[12, words\]"),
+])  # fmt: skip
 def test_samples_of_a_wrong_size(call, message, light, without_typechecking):
     with pytest.raises(ValueError, match=message):
         call(light)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layers": (20, 20)}, r"layers is 20; it must be a multiple of the 3 classes, such as 21"),
-        ({"layers": ()}, "each layer needs at least one gate"),
-        ({"tables": "gates"}, "n_inputs is 3; gates have 2 inputs. Use 'light'"),
-        ({"tables": "heavy"}, "expected one of"),
-        ({"n_inputs": 9}, "n_inputs is 9"),
-        ({"n_classes": 1}, "n_classes is 1; it must be at least 2"),
-        ({"wiring": "unique"}, "n_inputs is 3"),
-        ({"tau": 0.0}, "tau is 0.0"),
-        ({"estimator": "hard"}, "estimator is 'hard'"),
-        ({"reduce": (1,)}, r"reduce is \(1,\); a table reads 2 to 8 votes of its class, which has"),
-        ({"reduce": (6, 4)}, r"which has 3 at 4"),
-        ({"reduce": (9,)}, "reads 2 to 8 votes"),
-        ({"reduce": (2,), "tables": "binary"}, "reducing tables are trained as logits"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"layers": (20, 20)}, r"layers is 20; it must be a multiple of the 3 classes, such as 21"),
+    ({"layers": ()}, "each layer needs at least one gate"),
+    ({"tables": "gates"}, "n_inputs is 3; gates have 2 inputs. Use 'light'"),
+    ({"tables": "heavy"}, "expected one of"),
+    ({"n_inputs": 9}, "n_inputs is 9"),
+    ({"n_classes": 1}, "n_classes is 1; it must be at least 2"),
+    ({"wiring": "unique"}, "n_inputs is 3"),
+    ({"tau": 0.0}, "tau is 0.0"),
+    ({"estimator": "hard"}, "estimator is 'hard'"),
+    ({"reduce": (1,)}, r"reduce is \(1,\); a table reads 2 to 8 votes of its class, which has"),
+    ({"reduce": (6, 4)}, r"which has 3 at 4"),
+    ({"reduce": (9,)}, "reads 2 to 8 votes"),
+    ({"reduce": (2,), "tables": "binary"}, "reducing tables are trained as logits"),
+])  # fmt: skip
 def test_impossible_sizes(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **change)
@@ -196,26 +190,21 @@ def test_split_has_every_sample_once():
 X, Y = np.ones((12, 2, 3)), np.arange(12) % 2
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"x": X}, r"has no array y; it has \['x'\]"),
-        (
-            {"x": X[:, 0, 0], "y": Y},
-            r"x has shape \[12\]; expected \[N, features\] or \[N, height, width\]",
-        ),
-        ({"x": X, "y": Y[:5]}, r"y has shape \[5\]; expected one label for each of the 12 samples"),
-        ({"x": X, "y": Y + 0.5}, "y has dtype float64; labels must be integers"),
-        ({"x": X.astype(str), "y": Y}, "x has dtype <U32; expected numbers"),
-        ({"x": X.astype(object), "y": Y}, "is not a .npz file with plain arrays"),
-        ({"x": np.where(np.arange(12) == 7, np.nan, X.T).T, "y": Y}, "x of sample 7 is not finite"),
-        ({"x": X, "y": Y - 1}, "labels are from -1 to 0"),
-        ({"x": X, "y": 0 * Y}, "at least two classes"),
-        ({"x": X, "y": 100 * Y}, "fewer than samples"),
-        ({"x": X[:5], "y": Y[:5]}, "there are 5 samples"),
-        (None, "is not a .npz file"),
-    ],
-)
+@pytest.mark.parametrize(("arrays", "message"), [
+    ({"x": X}, r"has no array y; it has \['x'\]"),
+    ({"x": X[:, 0, 0], "y": Y},
+        r"x has shape \[12\]; expected \[N, features\] or \[N, height, width\]"),
+    ({"x": X, "y": Y[:5]}, r"y has shape \[5\]; expected one label for each of the 12 samples"),
+    ({"x": X, "y": Y + 0.5}, "y has dtype float64; labels must be integers"),
+    ({"x": X.astype(str), "y": Y}, "x has dtype <U32; expected numbers"),
+    ({"x": X.astype(object), "y": Y}, "is not a .npz file with plain arrays"),
+    ({"x": np.where(np.arange(12) == 7, np.nan, X.T).T, "y": Y}, "x of sample 7 is not finite"),
+    ({"x": X, "y": Y - 1}, "labels are from -1 to 0"),
+    ({"x": X, "y": 0 * Y}, "at least two classes"),
+    ({"x": X, "y": 100 * Y}, "fewer than samples"),
+    ({"x": X[:5], "y": Y[:5]}, "there are 5 samples"),
+    (None, "is not a .npz file"),
+])  # fmt: skip
 def test_bad_files(arrays, message, tmp_path):
     path = tmp_path / "data.npz"
     if arrays is None:

@@ -156,20 +156,17 @@ def test_config_as_json():
     assert GPTConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"vocab_size": 0}, "GPTConfig: vocab_size is 0; it must be at least 1"),
-        ({"context": 1}, "context is 1; it must be at least 2"),
-        ({"n_heads": 3}, "features is 8 and n_heads 3; .* must be a multiple of 6"),
-        ({"feed_forward": "sparse"}, "feed_forward is 'sparse'; expected one of"),
-        ({"dtype": "int8"}, "dtype is 'int8'; expected one of"),
-        ({"dropout": 1.0}, "dropout is 1.0; it is a rate"),
-        ({"read": "sure"}, "read is 'sure'; expected one of"),
-        ({"lut_bits": 31}, "bits is 31"),
-        ({"table_dropout": -0.5}, "table_dropout is -0.5"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"vocab_size": 0}, "GPTConfig: vocab_size is 0; it must be at least 1"),
+    ({"context": 1}, "context is 1; it must be at least 2"),
+    ({"n_heads": 3}, "features is 8 and n_heads 3; .* must be a multiple of 6"),
+    ({"feed_forward": "sparse"}, "feed_forward is 'sparse'; expected one of"),
+    ({"dtype": "int8"}, "dtype is 'int8'; expected one of"),
+    ({"dropout": 1.0}, "dropout is 1.0; it is a rate"),
+    ({"read": "sure"}, "read is 'sure'; expected one of"),
+    ({"lut_bits": 31}, "bits is 31"),
+    ({"table_dropout": -0.5}, "table_dropout is -0.5"),
+])  # fmt: skip
 def test_impossible_configs(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMALL, **changes)
@@ -185,20 +182,17 @@ def test_tokens():
         model(np.zeros((2, 3), np.float32))
 
 
-@pytest.mark.parametrize(
-    ("capability", "head_size", "dtype", "length", "reason"),
-    [
-        (9, 64, "bfloat16", 512, None),
-        (8, 128, "float16", None, None),
-        (9, 256, "bfloat16", 2, None),
-        (9, 64, "float32", 512, "not float32"),
-        (7, 64, "bfloat16", 512, "compute capability 8.0"),
-        (0, 64, "bfloat16", 512, "compute capability 8.0"),
-        (8, 256, "bfloat16", 512, "up to 128"),
-        (9, 36, "bfloat16", 512, "multiples of 8"),
-        (9, 64, "bfloat16", 77, "even lengths"),
-    ],
-)
+@pytest.mark.parametrize(("capability", "head_size", "dtype", "length", "reason"), [
+    (9, 64, "bfloat16", 512, None),
+    (8, 128, "float16", None, None),
+    (9, 256, "bfloat16", 2, None),
+    (9, 64, "float32", 512, "not float32"),
+    (7, 64, "bfloat16", 512, "compute capability 8.0"),
+    (0, 64, "bfloat16", 512, "compute capability 8.0"),
+    (8, 256, "bfloat16", 512, "up to 128"),
+    (9, 36, "bfloat16", 512, "multiples of 8"),
+    (9, 64, "bfloat16", 77, "even lengths"),
+])  # fmt: skip
 def test_flash_attention_is_chosen_where_cudnn_supports_it(
     monkeypatch, capability, head_size, dtype, length, reason
 ):

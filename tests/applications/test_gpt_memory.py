@@ -123,15 +123,11 @@ def test_reads_of_a_memory_are_known_from_bytes():
 
 
 class TestSlow:
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"microbatches": 2},
-            {"table_gradient": "factored", "table_optimizer": "row_adagrad"},
-            {"remat": True},
-        ],
-        ids=["microbatches", "factored", "remat"],
-    )
+    @pytest.mark.parametrize("changes", [
+        {"microbatches": 2},
+        {"table_gradient": "factored", "table_optimizer": "row_adagrad"},
+        {"remat": True},
+    ], ids=["microbatches", "factored", "remat"])  # fmt: skip
     def test_other_ways_to_the_same_losses(self, changes):
         changes = dict(changes)
         config = dataclasses.replace(CONFIG, remat=changes.pop("remat", False))

@@ -206,29 +206,26 @@ def test_errors_name_the_option(kind, tmp_path, monkeypatch, without_typecheckin
     assert [path.name for path in tmp_path.iterdir()] == ["fox.txt"]
 
 
-@pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        (("lm", "--lut-bits", 28), ""),
-        (("lm", "--batch-size", 10**12), ""),
-        (("lm", "--batch-size", 10**12, "--dry-run"), ""),
-        (("classify", "--batch-size", 10**12), ""),
-        (("ca", "--experiment", "lizard", "--batch-size", 10**13), ""),
-        (("classify", "--n-thresholds", 10**9), "--n-thresholds"),
-        (("classify", "--n-thresholds", 10**9, "--model", "tree"), "--n-thresholds"),
-        (("classify", "--layers", 10**12), "--layers"),
-        (("classify", "--column-bits", 10**12), "--column-bits"),
-        (("classify", "--steps", 10**30), "--steps"),
-        (("ca", "--channels", 10**12), "--channels"),
-        (("ca", "--perception", 10**12), "--perception"),
-        (("ca", "--update", 10**30), "--update"),
-        (("classify", "--select-every", 10**12), "--select-every"),
-        (("classify", "--depth", 10**9, "--model", "tree"), "--depth"),
-        (("lm", "--features", 10**12), "--features"),
-        (("lm", "--n-layers", 10**9), "--n-layers"),
-        (("lm", "--n-detectors", 2 * 10**9), "--n-detectors"),
-    ],
-)
+@pytest.mark.parametrize(("words", "option"), [
+    (("lm", "--lut-bits", 28), ""),
+    (("lm", "--batch-size", 10**12), ""),
+    (("lm", "--batch-size", 10**12, "--dry-run"), ""),
+    (("classify", "--batch-size", 10**12), ""),
+    (("ca", "--experiment", "lizard", "--batch-size", 10**13), ""),
+    (("classify", "--n-thresholds", 10**9), "--n-thresholds"),
+    (("classify", "--n-thresholds", 10**9, "--model", "tree"), "--n-thresholds"),
+    (("classify", "--layers", 10**12), "--layers"),
+    (("classify", "--column-bits", 10**12), "--column-bits"),
+    (("classify", "--steps", 10**30), "--steps"),
+    (("ca", "--channels", 10**12), "--channels"),
+    (("ca", "--perception", 10**12), "--perception"),
+    (("ca", "--update", 10**30), "--update"),
+    (("classify", "--select-every", 10**12), "--select-every"),
+    (("classify", "--depth", 10**9, "--model", "tree"), "--depth"),
+    (("lm", "--features", 10**12), "--features"),
+    (("lm", "--n-layers", 10**9), "--n-layers"),
+    (("lm", "--n-detectors", 2 * 10**9), "--n-detectors"),
+])  # fmt: skip
 def test_numbers_that_are_too_large_are_refused_at_once(
     words, option, tmp_path, monkeypatch, without_typechecking
 ):

@@ -47,18 +47,12 @@ def test_rows_lack_at_most_the_last_updates():
     assert any((a != b).any() for a, b in itertools.pairwise(snapshots))
 
 
-@pytest.mark.parametrize(
-    ("model", "training", "message"),
-    [
-        ({}, {"select_every": 2}, "select_every is 2; it must be 0 with memory_placement 'host'"),
-        (
-            {"memory_placement": "device"},
-            {"memory_depth": 2},
-            "memory_depth is 2; it requires memory_placement 'host'",
-        ),
-        ({"memory_placement": "disk"}, {}, "memory_placement is 'disk'"),
-    ],
-)
+@pytest.mark.parametrize(("model", "training", "message"), [
+    ({}, {"select_every": 2}, "select_every is 2; it must be 0 with memory_placement 'host'"),
+    ({"memory_placement": "device"}, {"memory_depth": 2},
+        "memory_depth is 2; it requires memory_placement 'host'"),
+    ({"memory_placement": "disk"}, {}, "memory_placement is 'disk'"),
+])  # fmt: skip
 def test_what_cannot_be_trained(model, training, message):
     with pytest.raises(ValueError, match=message):
         run_of(dataclasses.replace(HOST, **model), **training)

@@ -69,15 +69,12 @@ def test_files_that_are_left_out_are_named(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("modes", "channels"),
-    [
-        (("L", "RGB", "P", "1"), 1),
-        (("L", "color"), 3),
-        (("L", "color", "clear"), 4),
-        (("L", "LA", "RGBA"), 1),
-    ],
-)
+@pytest.mark.parametrize(("modes", "channels"), [
+    (("L", "RGB", "P", "1"), 1),
+    (("L", "color"), 3),
+    (("L", "color", "clear"), 4),
+    (("L", "LA", "RGBA"), 1),
+])  # fmt: skip
 def test_channels_are_those_that_all_images_need(modes, channels, tmp_path):
     gray = RNG.integers(0, 2, (12, 3, 4), np.uint8) * 255
     expected = np.repeat(gray[..., None], channels, -1)

@@ -36,25 +36,13 @@ from lutjax.training.classifier_runs import Classifier
 IMPORTS = {
     "torchlogix": ("torchlogix_raw", ("--classes", 5, "--tau", 3)),
     "torchlogix thresholds": ("torchlogix_thermometer", ("--classes", 5, "--tau", 3)),
-    "torchlogix trees": (
-        "torchlogix_conv",
-        (
-            "--classes",
-            5,
-            "--image",
-            "8,8,1",
-            "--padding",
-            "1,0",
-            "--pool",
-            2,
-            "--pool-padding",
-            "0,1",
-        ),
-    ),
+    "torchlogix trees": ("torchlogix_conv",
+        ("--classes", 5, "--image", "8,8,1", "--padding", "1,0", "--pool", 2, "--pool-padding",
+        "0,1")),
     "difflogic": ("difflogic", ("--classes", 5)),
     "torch-dwn": ("dwn", ("--classes", 5)),
     "spiky": ("spiky", ("--context", 8)),
-}
+}  # fmt: skip
 """Recorded networks from other packages, with import options."""
 
 CLASSIFIERS = ("run", "bundle", *(name for name in IMPORTS if name != "spiky"))

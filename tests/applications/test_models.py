@@ -177,16 +177,13 @@ def check_training(case):
     assert_close("final.logits", logits_of(model, last), case.read("final.logits"), 1e-8)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"prompt_tokens": np.zeros((2, 0), np.int32)}, "the prompt is empty"),
-        ({"n_tokens": -1}, "n_tokens is -1"),
-        ({"temperature": -0.5}, "temperature is -0.5"),
-        ({"top_k": 0}, "top_k is 0; it must be 1 to 11, the vocabulary size"),
-        ({"top_k": 12}, "top_k is 12"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"prompt_tokens": np.zeros((2, 0), np.int32)}, "the prompt is empty"),
+    ({"n_tokens": -1}, "n_tokens is -1"),
+    ({"temperature": -0.5}, "temperature is -0.5"),
+    ({"top_k": 0}, "top_k is 0; it must be 1 to 11, the vocabulary size"),
+    ({"top_k": 12}, "top_k is 12"),
+])  # fmt: skip
 def test_generate_refuses(arguments, message):
     arguments = {"prompt_tokens": np.zeros((2, 1), np.int32), "n_tokens": 1, **arguments}
     with pytest.raises(ValueError, match=message):
@@ -244,25 +241,19 @@ def test_config_as_json():
         LUTTransformerConfig.from_dict(fields)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"vocab_size": 0}, "LUTTransformerConfig: vocab_size is 0"),
-        ({"features": 1}, "features is 1; it must be at least 2"),
-        ({"context": 1}, "context is 1; it must be at least 2"),
-        ({"n_heads": 0}, "n_heads is 0"),
-        (
-            {"n_anchors": 14, "n_position_bits": 3},
-            r"n_position_bits is 3, so a table has 2\*\*31 rows",
-        ),
-        ({"ffn_anchors": 31}, r"n_anchors is 31, so a table has 2\*\*31 rows"),
-        ({"attention": "soft"}, "attention is 'soft'; expected one of"),
-        ({"memory": "counts"}, "n_position_bits is [1-9].*require n_position_bits=0"),
-        ({"attention": "pair_interleaved"}, "interleave needs as many positional bits as inputs"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"param_dtype": "int8"}, "param_dtype is 'int8'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"vocab_size": 0}, "LUTTransformerConfig: vocab_size is 0"),
+    ({"features": 1}, "features is 1; it must be at least 2"),
+    ({"context": 1}, "context is 1; it must be at least 2"),
+    ({"n_heads": 0}, "n_heads is 0"),
+    ({"n_anchors": 14, "n_position_bits": 3}, r"n_position_bits is 3, so a table has 2\*\*31 rows"),
+    ({"ffn_anchors": 31}, r"n_anchors is 31, so a table has 2\*\*31 rows"),
+    ({"attention": "soft"}, "attention is 'soft'; expected one of"),
+    ({"memory": "counts"}, "n_position_bits is [1-9].*require n_position_bits=0"),
+    ({"attention": "pair_interleaved"}, "interleave needs as many positional bits as inputs"),
+    ({"dropout": 1.0}, "dropout is 1.0"),
+    ({"param_dtype": "int8"}, "param_dtype is 'int8'"),
+])  # fmt: skip
 def test_impossible_configs(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMALL, **changes)

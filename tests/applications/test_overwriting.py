@@ -158,18 +158,15 @@ def test_a_deployed_model_replaces_one_alone(tmp_path):
         quantize.check_place(folder)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "bench --shape fc:8,8,8,2,8 --csv",
-        "bench --shape fc:8,8,8,2,8 --markdown",
-        "bench --shape fc:8,8,8,2,8 --png",
-        "status --recorded --markdown",
-        "status --op packed_lut --record",
-        "tune --update --output",
-        "tune --output",
-    ],
-)
+@pytest.mark.parametrize("words", [
+    "bench --shape fc:8,8,8,2,8 --csv",
+    "bench --shape fc:8,8,8,2,8 --markdown",
+    "bench --shape fc:8,8,8,2,8 --png",
+    "status --recorded --markdown",
+    "status --op packed_lut --record",
+    "tune --update --output",
+    "tune --output",
+])  # fmt: skip
 def test_files_of_others_are_refused(words, tmp_path):
     path = tmp_path / "notes"
     path.write_text("mine")

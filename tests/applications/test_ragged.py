@@ -177,24 +177,14 @@ def test_what_was_said_last_is_kept_longest():
     assert [pages.n_cached([k] * 5) for k in range(2)] == [0, 2]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: Slots(model_of(), 2, block_size=0),
-            "Slots: block_size is 0; there must be at least 1",
-        ),
-        (lambda: Slots(model_of(), 2, n_blocks=3), "n_blocks is 3, but block_size is not given"),
-        (
-            lambda: Slots(model_of("counts"), 2, block_size=4),
-            "this LUTTransformer remembers counts",
-        ),
-        (
-            lambda: Slots(model_of("gpt"), 2, block_size=4),
-            "this GPT keeps keys and values; blocks require a",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: Slots(model_of(), 2, block_size=0),
+        "Slots: block_size is 0; there must be at least 1"),
+    (lambda: Slots(model_of(), 2, n_blocks=3), "n_blocks is 3, but block_size is not given"),
+    (lambda: Slots(model_of("counts"), 2, block_size=4), "this LUTTransformer remembers counts"),
+    (lambda: Slots(model_of("gpt"), 2, block_size=4),
+        "this GPT keeps keys and values; blocks require a"),
+])  # fmt: skip
 def test_impossible_blocks(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -59,15 +59,12 @@ def train(table, *words):
     return ("train", "classify", "--data", table, "--target", "class", *words)
 
 
-@pytest.mark.parametrize(
-    "lut6",
-    [
-        lambda n: 300 + 2 * n,
-        lambda n: round(9 * n**0.6),
-        lambda n: n + 37 * (n % 3),
-        lambda n: 3 * n,
-    ],
-)
+@pytest.mark.parametrize("lut6", [
+    lambda n: 300 + 2 * n,
+    lambda n: round(9 * n**0.6),
+    lambda n: n + 37 * (n % 3),
+    lambda n: 3 * n,
+])  # fmt: skip
 def test_a_size_is_found(monkeypatch, lut6):
     fake = Fake(monkeypatch, lut6)
     for luts in (400, 5000):
@@ -96,17 +93,14 @@ def test_a_size_that_no_network_has(monkeypatch):
     assert len(set(fake.sizes)) == len(fake.sizes) == sizes.MOST_ATTEMPTS
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--luts", 0], "must be at least 1"),
-        (["--luts", 9, "--front", "9"], "--luts and --front exclude each other"),
-        (["--front", "9,0"], "0; sizes must be at least 1"),
-        (["--luts", 9, "--resume"], "leave out --resume"),
-        (["--luts", 9, "--dry-run"], "leave out --dry-run"),
-        (["--luts", 9, "--model", "tree"], "leave out --model tree"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["--luts", 0], "must be at least 1"),
+    (["--luts", 9, "--front", "9"], "--luts and --front exclude each other"),
+    (["--front", "9,0"], "0; sizes must be at least 1"),
+    (["--luts", 9, "--resume"], "leave out --resume"),
+    (["--luts", 9, "--dry-run"], "leave out --dry-run"),
+    (["--luts", 9, "--model", "tree"], "leave out --model tree"),
+])  # fmt: skip
 def test_what_is_refused(words, message, tmp_path):
     assert message in refusal("train", "classify", "--out", tmp_path / "run", *words)
 

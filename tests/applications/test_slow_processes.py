@@ -247,17 +247,12 @@ def test_a_signal_to_one_process_stops_all(text, tmp_path, compilation_cache_dir
     assert "stopped" not in nothing
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--text {folder}/fox{i}.txt", "process 1: cannot read the text"),
-        ("--text {folder}/fox0.txt --eval-every 1{i}", "process 1 has other options or data than"),
-        (
-            "--text {folder}/fox0.txt --mesh data=3,detectors=1",
-            ".*there are 4 .cpu., all of which take part",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    ("--text {folder}/fox{i}.txt", "process 1: cannot read the text"),
+    ("--text {folder}/fox0.txt --eval-every 1{i}", "process 1 has other options or data than"),
+    ("--text {folder}/fox0.txt --mesh data=3,detectors=1",
+        ".*there are 4 .cpu., all of which take part"),
+])  # fmt: skip
 def test_an_error_of_one_process_is_said_once(text, tmp_path, words, message):
     (tmp_path / "fox0.txt").write_bytes(text.read_bytes())
     words = [*SIZES, *words.replace("{folder}", str(tmp_path)).split()]

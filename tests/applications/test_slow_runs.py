@@ -103,15 +103,11 @@ def test_an_interrupted_run_resumes(whole, step, other, tmp_path):
     kills.assert_same(out, whole.out)
 
 
-@pytest.mark.parametrize(
-    ("whole", "pattern", "count", "resumed"),
-    [
-        ("lm_run", r"\.16\.tmp/checkpoint\.json", 1, "resumed after 8 steps"),
-        ("automaton_run", r"automaton\.gif", 2, "drawing the automaton ..."),
-        ("digits_run", r"finished\.json", 4, ""),
-    ],
-    indirect=["whole"],
-)
+@pytest.mark.parametrize(("whole", "pattern", "count", "resumed"), [
+    ("lm_run", r"\.16\.tmp/checkpoint\.json", 1, "resumed after 8 steps"),
+    ("automaton_run", r"automaton\.gif", 2, "drawing the automaton ..."),
+    ("digits_run", r"finished\.json", 4, ""),
+], indirect=["whole"])  # fmt: skip
 def test_a_run_is_killed_while_it_writes(
     whole, pattern, count, resumed, tmp_path, compilation_cache_directory
 ):

@@ -12,13 +12,10 @@ from lutjax.training import automaton, checkpoints, lm_runs, runs
 from lutjax.training.errors import CheckpointError, DamagedError
 
 TREES = {
-    "model": {
-        "layers": {
-            0: {"weights": np.ones((4, 3), np.float32), "anchors": np.arange(6, dtype=np.int32)}
-        }
-    },
+    "model": {"layers": {0: {"weights": np.ones((4, 3), np.float32),
+        "anchors": np.arange(6, dtype=np.int32)}}},
     "optimizer": (np.int32(3), [np.zeros((4, 1), np.float32)]),
-}
+}  # fmt: skip
 
 
 @pytest.fixture

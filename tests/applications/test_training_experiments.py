@@ -194,18 +194,15 @@ def test_a_finished_run_is_left_alone(whole):
         assert path.name == ".lock" or path.stat().st_mtime_ns == time
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"[]",
-        b"null",
-        b'{"parts": []}',
-        b'{"parts": {"a": 1}}',
-        b'{"parts": {"a": [1, 2]}}',
-        b"[" * 200_000,
-    ],
-)
+@pytest.mark.parametrize("content", [
+    b"",
+    b"[]",
+    b"null",
+    b'{"parts": []}',
+    b'{"parts": {"a": 1}}',
+    b'{"parts": {"a": [1, 2]}}',
+    b"[" * 200_000,
+])  # fmt: skip
 def test_a_damaged_record_of_finishing_is_none(content, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
     found = runs.Finished.read(tmp_path / "run")

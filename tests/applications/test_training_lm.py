@@ -197,14 +197,11 @@ def test_folder_is_read_in_sorted_order_without_what_is_not_text(tmp_path):
     assert whole == b"\n".join([b"a" * 40, b"b" * 40, b"c" * 40])
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "empty"),
-        (b"abc", "too short: its training part has 3 of 3 bytes"),
-        (b"x" * 600, ", 680 in all"),
-    ],
-)
+@pytest.mark.parametrize(("data", "message"), [
+    (b"", "empty"),
+    (b"abc", "too short: its training part has 3 of 3 bytes"),
+    (b"x" * 600, ", 680 in all"),
+])  # fmt: skip
 def test_unusable_text(tmp_path, data, message):
     path = tmp_path / "t.txt"
     path.write_bytes(data)

@@ -289,16 +289,13 @@ def test_a_part_of_an_array_is_read_with_its_padding():
     assert sorted(part.start for part in read) == [0, 4, 8, 12]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("10.0.0.1:1",), "is 10.0.0.1:1, and n_processes and process are missing: give all three"),
-        (("10.0.0.1:1", 2), "process is missing"),
-        (("10.0.0.1", 2, 0), r"coordinator is '10\.0\.0\.1'; it must be host:port"),
-        (("10.0.0.1:1", 2, 2), "process is 2; it must be 0 to 1"),
-        (("10.0.0.1:1", 0, 0), "n_processes is 0"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("10.0.0.1:1",), "is 10.0.0.1:1, and n_processes and process are missing: give all three"),
+    (("10.0.0.1:1", 2), "process is missing"),
+    (("10.0.0.1", 2, 0), r"coordinator is '10\.0\.0\.1'; it must be host:port"),
+    (("10.0.0.1:1", 2, 2), "process is 2; it must be 0 to 1"),
+    (("10.0.0.1:1", 0, 0), "n_processes is 0"),
+])  # fmt: skip
 def test_processes_that_cannot_be(arguments, message):
     with pytest.raises(ValueError, match=message):
         hosts.initialize(*arguments)
@@ -310,22 +307,16 @@ SLURM = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "arguments", "joined"),
-    [
-        ({}, (), (None, None, None, [], "slurm")),
-        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (), (None, None, None, None, "slurm")),
-        (
-            {"SLURM_STEP_TASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "0"},
-            (),
-            (None,) * 3 + ([], "slurm"),
-        ),
-        ({"JAX_LOCAL_DEVICE_IDS": "0,1"}, (), (None, None, None, None, "slurm")),
-        ({}, ("h:1",), ("h:1", None, None, [], "slurm")),
-        ({}, ("h:1", 3, 2), ("h:1", 3, 2, [], "deactivate")),
-        ({"SLURM_STEP_NUM_TASKS": "1"}, (), None),
-    ],
-)
+@pytest.mark.parametrize(("changes", "arguments", "joined"), [
+    ({}, (), (None, None, None, [], "slurm")),
+    ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (), (None, None, None, None, "slurm")),
+    ({"SLURM_STEP_TASKS_PER_NODE": "4", "CUDA_VISIBLE_DEVICES": "0"}, (),
+        (None,) * 3 + ([], "slurm")),
+    ({"JAX_LOCAL_DEVICE_IDS": "0,1"}, (), (None, None, None, None, "slurm")),
+    ({}, ("h:1",), ("h:1", None, None, [], "slurm")),
+    ({}, ("h:1", 3, 2), ("h:1", 3, 2, [], "deactivate")),
+    ({"SLURM_STEP_NUM_TASKS": "1"}, (), None),
+])  # fmt: skip
 def test_slurm(monkeypatch, changes, arguments, joined):
     for name, value in {**SLURM, **changes}.items():
         monkeypatch.setenv(name, value)

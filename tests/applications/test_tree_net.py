@@ -78,15 +78,12 @@ def test_circuits_of_edges_begin_with_bits():
         circuits.from_model(model, inputs="uint8")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"n_thresholds": 0}, "edges is True, but n_thresholds is 0"),
-        ({"image_shape": ()}, r"edges is True and image_shape is \(\); expected the height, width"),
-        ({"image_shape": (5, 5)}, r"image_shape is \(5, 5\); expected .* 24 in_features"),
-        ({"wiring": "windows"}, "edges is True and wiring is 'windows'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"n_thresholds": 0}, "edges is True, but n_thresholds is 0"),
+    ({"image_shape": ()}, r"edges is True and image_shape is \(\); expected the height, width"),
+    ({"image_shape": (5, 5)}, r"image_shape is \(5, 5\); expected .* 24 in_features"),
+    ({"wiring": "windows"}, "edges is True and wiring is 'windows'"),
+])  # fmt: skip
 def test_edges_of_a_classifier_need_an_image(changes, message):
     sizes = {"edges": True, "image_shape": (4, 6), "layers": (4,), "window": 3, **changes}
     with pytest.raises(ValueError, match=message):
@@ -100,24 +97,15 @@ def test_layers_of_gates_learn_their_wires(tables):
     assert [layer.scores.shape for layer in model.gates] == [(24, 2, 4), (12, 2, 4)]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": (24, 13)}, "the last of layers is 13; it must be a multiple of the 3 classes"),
-        (
-            {"pool": (2, 1, 1)},
-            r"pool is \(2, 1, 1\); expected one number, or one per tree layer \(2\)",
-        ),
-        ({"kernels": ()}, "kernels is empty"),
-        (
-            {"edges": True, "n_thresholds": 0},
-            "edges is True, but n_thresholds is 0: samples are bits",
-        ),
-        ({"kernel": 9}, "LogicConv: kernel is 9, larger than an image of 6 by 4"),
-        ({"residual": 2.0}, "residual is 2.0; it is a probability"),
-        ({"wiring": "best"}, "LogicGates: wiring is 'best'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"layers": (24, 13)}, "the last of layers is 13; it must be a multiple of the 3 classes"),
+    ({"pool": (2, 1, 1)}, r"pool is \(2, 1, 1\); expected one number, or one per tree layer \(2\)"),
+    ({"kernels": ()}, "kernels is empty"),
+    ({"edges": True, "n_thresholds": 0}, "edges is True, but n_thresholds is 0: samples are bits"),
+    ({"kernel": 9}, "LogicConv: kernel is 9, larger than an image of 6 by 4"),
+    ({"residual": 2.0}, "residual is 2.0; it is a probability"),
+    ({"wiring": "best"}, "LogicGates: wiring is 'best'"),
+])  # fmt: skip
 def test_impossible(options, message):
     with pytest.raises(ValueError, match=message):
         LogicTreeNetConfig((6, 4, 2), 3, **{**SIZES, **options})
@@ -132,14 +120,11 @@ def test_unknown_sizes_and_images():
     assert jax.eval_shape(model, jnp.zeros((2, 5, 6, 4, 2))).shape == (2, 5, 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "config"),
-    [
-        ("logictreenet-cifar10-s", LogicTreeNetConfig.cifar10("S")),
-        ("logictreenet-cifar10-g", LogicTreeNetConfig.cifar10("G")),
-        ("logictreenet-mnist-m", LogicTreeNetConfig.mnist("M")),
-    ],
-)
+@pytest.mark.parametrize(("name", "config"), [
+    ("logictreenet-cifar10-s", LogicTreeNetConfig.cifar10("S")),
+    ("logictreenet-cifar10-g", LogicTreeNetConfig.cifar10("G")),
+    ("logictreenet-mnist-m", LogicTreeNetConfig.mnist("M")),
+])  # fmt: skip
 def test_recipes_of_trees(name, config):
     assert LogicTreeNetConfig(config.in_shape, 10, **RECIPES[name].sizes()) == config
     assert f"{config.n_gates:,} gates that are trained" in str(RECIPES[name])

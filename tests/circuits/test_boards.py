@@ -104,21 +104,12 @@ def test_one_bit(tmp_path):
         program.run(Silent(), [{"inputs": {"x": [1]}, "outputs": {"y": [0]}}])
 
 
-@pytest.mark.parametrize(
-    ("board", "pins", "words"),
-    [
-        (
-            "icebreaker",
-            "dut.pcf",
-            ["set_io clock 35", "nextpnr-ice40", "--up5k", "synth_ice40 -top dut_board"],
-        ),
-        (
-            "ulx3s",
-            "dut.lpf",
-            ['LOCATE COMP "clock" SITE "G2"', "nextpnr-ecp5", "synth_ecp5 -top dut_board"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("board", "pins", "words"), [
+    ("icebreaker", "dut.pcf", ["set_io clock 35", "nextpnr-ice40", "--up5k",
+        "synth_ice40 -top dut_board"]),
+    ("ulx3s", "dut.lpf", ['LOCATE COMP "clock" SITE "G2"', "nextpnr-ecp5",
+        "synth_ecp5 -top dut_board"]),
+])  # fmt: skip
 def test_projects(board, pins, words):
     files = boards.write(PORTS, "dut", board, vectors(PORTS))
     text = files[pins] + files["Makefile"]
@@ -126,19 +117,12 @@ def test_projects(board, pins, words):
         assert word in text
 
 
-@pytest.mark.parametrize(
-    ("board", "given", "options", "message"),
-    [
-        ("arty", life_circuit(), {}, "board is 'arty'; the known ones are icebreaker, ulx3s"),
-        (
-            "icebreaker",
-            life_circuit(),
-            {"baud": 12_000_000},
-            "baud is 12000000; expected 300 to 3000000",
-        ),
-        ("icebreaker", PORTS, {}, "values per sample; expected"),
-    ],
-)
+@pytest.mark.parametrize(("board", "given", "options", "message"), [
+    ("arty", life_circuit(), {}, "board is 'arty'; the known ones are icebreaker, ulx3s"),
+    ("icebreaker", life_circuit(), {"baud": 12_000_000},
+        "baud is 12000000; expected 300 to 3000000"),
+    ("icebreaker", PORTS, {}, "values per sample; expected"),
+])  # fmt: skip
 def test_arguments(board, given, options, message):
     with pytest.raises(ValueError, match=message):
         boards.write(life_circuit(), "dut", board, vectors(given), **options)

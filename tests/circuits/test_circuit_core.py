@@ -327,16 +327,13 @@ def test_and_nodes_and_operations_compute_the_same(recipe):
     assert set(range(raw.first_gate, raw.first_gate + len(ands))) <= read
 
 
-@pytest.mark.parametrize(
-    ("function", "n", "count"),
-    [
-        (lambda *x: all(x), 8, 7),
-        (lambda *x: sum(x) % 2, 8, 21),
-        (lambda a, b, s: a if s else b, 3, 3),
-        (lambda *x: sum(x) > 1, 3, 4),
-        (lambda a, b, c, d, e, f: (a and not b) != (c or d) or (e and f), 6, 7),
-    ],
-)
+@pytest.mark.parametrize(("function", "n", "count"), [
+    (lambda *x: all(x), 8, 7),
+    (lambda *x: sum(x) % 2, 8, 21),
+    (lambda a, b, s: a if s else b, 3, 3),
+    (lambda *x: sum(x) > 1, 3, 4),
+    (lambda a, b, c, d, e, f: (a and not b) != (c or d) or (e and f), 6, 7),
+])  # fmt: skip
 def test_tables_are_taken_apart_well(function, n, count):
     builder, x = begun(n, merge=2)
     builder.output("y", [[builder.gate(x, truth.from_function(function, n))]])
@@ -544,23 +541,20 @@ def gate(*literals, table):
     return begun(1)[0].gate(literals, table)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"fanins": ((0, 3),)}, "gate 0, node 3, has the fan-ins .*from 0 to 2"),
-        ({"fanins": ((0, -1),)}, "gate 0, node 3, has the fan-ins"),
-        ({"fanins": ((0, 2**70),)}, "gate 0, node 3, has the fan-ins"),
-        ({"fanins": ((1,) * 9,)}, "gate 0 has 9 inputs; expected at most 8"),
-        ({"tables": (16,)}, r"table of gate 0 is 16; expected 0 to 2\*\*4 - 1"),
-        ({"tables": (-1,)}, "table of gate 0 is -1"),
-        ({"tables": (8, 8)}, "1 fanins and 2 tables"),
-        ({"literals": (8,)}, "literal 0 is 8; .* from 0 to 7"),
-        ({"literals": (6, 6)}, "2 literals; the output ports have 1 bits"),
-        ({"parts": (("a", 2),)}, r"parts have \[2\] gates"),
-        ({"parts": (("a", 1), ("a", 0))}, "different, non-empty"),
-        ({"outputs": (Port("X"),)}, "port names 'x' and 'X' differ only in case"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"fanins": ((0, 3),)}, "gate 0, node 3, has the fan-ins .*from 0 to 2"),
+    ({"fanins": ((0, -1),)}, "gate 0, node 3, has the fan-ins"),
+    ({"fanins": ((0, 2**70),)}, "gate 0, node 3, has the fan-ins"),
+    ({"fanins": ((1,) * 9,)}, "gate 0 has 9 inputs; expected at most 8"),
+    ({"tables": (16,)}, r"table of gate 0 is 16; expected 0 to 2\*\*4 - 1"),
+    ({"tables": (-1,)}, "table of gate 0 is -1"),
+    ({"tables": (8, 8)}, "1 fanins and 2 tables"),
+    ({"literals": (8,)}, "literal 0 is 8; .* from 0 to 7"),
+    ({"literals": (6, 6)}, "2 literals; the output ports have 1 bits"),
+    ({"parts": (("a", 2),)}, r"parts have \[2\] gates"),
+    ({"parts": (("a", 1), ("a", 0))}, "different, non-empty"),
+    ({"outputs": (Port("X"),)}, "port names 'x' and 'X' differ only in case"),
+])  # fmt: skip
 def test_fields_that_make_no_circuit(change, message):
     assert len(Circuit(**GOOD)) == 1
     with pytest.raises(ValueError, match=f"Circuit: .*{message}"):

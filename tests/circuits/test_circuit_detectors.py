@@ -80,23 +80,17 @@ def test_a_flipped_entry_of_a_layer_is_found(programs):
     assert wrong[1].tolist() == [False, False, True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"values": np.zeros((7, 16, 5), np.int8)},
-            "expected \\[T, C, 2\\] and \\[T, 2\\*\\*C, K\\]",
-        ),
-        ({"values": np.zeros((7, 32, 5), np.int64)}, "values are int64"),
-        ({"groups": 2}, "groups is 2; it must divide out_features, 5"),
-        ({"shifts": np.zeros(4, int)}, "values have 5 columns; expected one for each of 4 outputs"),
-        ({"shifts": np.full(5, 31)}, "shifts are from 31 to 31; expected 0 to 30"),
-        ({"in_features": 3}, "anchors are from 0 to 3; expected 0 to 2"),
-        ({"targets": np.full((1, 1, 5), 5)}, "targets are from 5 to 5; expected -1 to 4"),
-        ({"targets": np.zeros((2, 1, 5), int)}, "targets have shape \\[2, 1, 5\\]"),
-        ({"in_features": 2**16 + 1}, "a group has at most 65536 inputs"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"values": np.zeros((7, 16, 5), np.int8)}, "expected \\[T, C, 2\\] and \\[T, 2\\*\\*C, K\\]"),
+    ({"values": np.zeros((7, 32, 5), np.int64)}, "values are int64"),
+    ({"groups": 2}, "groups is 2; it must divide out_features, 5"),
+    ({"shifts": np.zeros(4, int)}, "values have 5 columns; expected one for each of 4 outputs"),
+    ({"shifts": np.full(5, 31)}, "shifts are from 31 to 31; expected 0 to 30"),
+    ({"in_features": 3}, "anchors are from 0 to 3; expected 0 to 2"),
+    ({"targets": np.full((1, 1, 5), 5)}, "targets are from 5 to 5; expected -1 to 4"),
+    ({"targets": np.zeros((2, 1, 5), int)}, "targets have shape \\[2, 1, 5\\]"),
+    ({"in_features": 2**16 + 1}, "a group has at most 65536 inputs"),
+])  # fmt: skip
 def test_layers_that_do_not_fit(change, message, without_typechecking):
     anchors, values = np.tile([[0, 3]], (7, 5, 1)), np.zeros((7, 32, 5), np.int8)
     layer = IntegerLUT(4, anchors, values, np.zeros(5, int))

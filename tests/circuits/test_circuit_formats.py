@@ -133,26 +133,23 @@ def test_blif_tables_of_many_inputs():
         assert np.array_equal(found(samples), hit == (answer == "1"))
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (".latch a y re clk 0", "line 4: .latch: it has latches"),
-        (".subckt other x=a z=y", "line 4: .subckt: it has other models in it; flatten"),
-        (".gate nand2 A=a B=a O=y", "line 4: .gate: it is mapped to cells"),
-        (".names a y\n11 1", "the table of y has the row '11 1'; expected 1 of 0, 1 and -"),
-        (".names a y\n1 1\n0 0", "rows that answer 0 and rows that answer 1"),
-        (".names a y\n1 2", "expected 1 of 0, 1 and -"),
-        (".names b y\n1 1", "line 4: b is read, but it has no driver"),
-        (".names a a\n1 1", "line 4: a is driven, but it is an input"),
-        (".names y\n.names y\n1", "line 5: y has a second driver, after line 4"),
-        (".names y b\n1 1\n.names b y\n1 1", "is in a loop"),
-        ("1 1", "is a row of a table, but no .names is before it"),
-        (".names", "line 4: .names has no signal"),
-        (".inputs a", "a is twice among the inputs"),
-        (".model again", "line 4: a second .model begins"),
-        (".nonsense", "line 4: .nonsense is not known"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "message"), [
+    (".latch a y re clk 0", "line 4: .latch: it has latches"),
+    (".subckt other x=a z=y", "line 4: .subckt: it has other models in it; flatten"),
+    (".gate nand2 A=a B=a O=y", "line 4: .gate: it is mapped to cells"),
+    (".names a y\n11 1", "the table of y has the row '11 1'; expected 1 of 0, 1 and -"),
+    (".names a y\n1 1\n0 0", "rows that answer 0 and rows that answer 1"),
+    (".names a y\n1 2", "expected 1 of 0, 1 and -"),
+    (".names b y\n1 1", "line 4: b is read, but it has no driver"),
+    (".names a a\n1 1", "line 4: a is driven, but it is an input"),
+    (".names y\n.names y\n1", "line 5: y has a second driver, after line 4"),
+    (".names y b\n1 1\n.names b y\n1 1", "is in a loop"),
+    ("1 1", "is a row of a table, but no .names is before it"),
+    (".names", "line 4: .names has no signal"),
+    (".inputs a", "a is twice among the inputs"),
+    (".model again", "line 4: a second .model begins"),
+    (".nonsense", "line 4: .nonsense is not known"),
+])  # fmt: skip
 def test_blif_that_is_no_circuit(lines, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         circuits.blif.read(f".model m\n.inputs a\n.outputs y\n{lines}\n.end\n")
@@ -192,33 +189,30 @@ def test_aiger_without_names_and_in_any_order():
     )
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "the file ends before its header"),
-        (b"aig 1 1 0 1\n", "the header is 'aig 1 1 0 1'; expected 'aig' or 'aag'"),
-        (b"blif 1 1 0 1 0\n", "expected 'aig' or 'aag'"),
-        (b"aig 1 -1 0 1 0\n", "expected 'aig' or 'aag'"),
-        (b"aig 2 1 1 1 0\n", "the file has 1 latches"),
-        (b"aig 1 1 0 0 0 1\n", "properties and constraints (B C J F) are unsupported"),
-        (b"aig 3 1 0 1 1\n", "the header has 3 variables; inputs and AND nodes need 2"),
-        (b"aig 1 1 0 1 0\n9\n", "output 0 is '9'; with 1 variables literals go up to 3"),
-        (b"aig 1 1 0 1 0\n", "the file ends before output 0"),
-        (b"aig 3 2 0 1 1\n6\n\x02", "the file ends in AND 0"),
-        (b"aig 3 2 0 1 1\n6\n\x07\x00", "AND 0 reads -1 and -1"),
-        (b"aig 3 2 0 1 1\n6\n\x00\x02", "AND 0 reads 6 and 4"),
-        (b"aig 3 2 0 1 1\n6\n" + b"\xff" * 12, "a number of more than 64 bits"),
-        (b"aag 1 1 0 1 0\n3\n2\n", "input 0 is the literal 3; expected an even one"),
-        (b"aag 2 2 0 1 0\n2\n2\n2\n", "variable 1 is an input twice"),
-        (b"aag 2 1 0 1 1\n2\n4\n2 2 2\n", "AND 0: variable 1 is driven, but it is an input"),
-        (b"aag 2 1 0 1 1\n2\n4\n5 2 2\n", "AND 0 defines the literal 5"),
-        (b"aag 2 1 0 1 1\n2\n4\n4 2\n", "AND 0 is '4 2'; expected 3 literals"),
-        (b"aag 3 1 0 1 2\n2\n4\n4 6 2\n6 4 2\n", "is in a loop"),
-        (b"aag 3 1 0 1 1\n2\n6\n4 2 2\n", "variable 3 is read, but it has no driver"),
-        (b"aag 1 1 0 1 0\n2\n2\ni5 x\n", "the symbol table has 'i5 x'"),
-        (b"aag 1 1 0 1 0\n2\n2\nl0 x\n", "the symbol table has 'l0 x'"),
-    ],
-)
+@pytest.mark.parametrize(("data", "message"), [
+    (b"", "the file ends before its header"),
+    (b"aig 1 1 0 1\n", "the header is 'aig 1 1 0 1'; expected 'aig' or 'aag'"),
+    (b"blif 1 1 0 1 0\n", "expected 'aig' or 'aag'"),
+    (b"aig 1 -1 0 1 0\n", "expected 'aig' or 'aag'"),
+    (b"aig 2 1 1 1 0\n", "the file has 1 latches"),
+    (b"aig 1 1 0 0 0 1\n", "properties and constraints (B C J F) are unsupported"),
+    (b"aig 3 1 0 1 1\n", "the header has 3 variables; inputs and AND nodes need 2"),
+    (b"aig 1 1 0 1 0\n9\n", "output 0 is '9'; with 1 variables literals go up to 3"),
+    (b"aig 1 1 0 1 0\n", "the file ends before output 0"),
+    (b"aig 3 2 0 1 1\n6\n\x02", "the file ends in AND 0"),
+    (b"aig 3 2 0 1 1\n6\n\x07\x00", "AND 0 reads -1 and -1"),
+    (b"aig 3 2 0 1 1\n6\n\x00\x02", "AND 0 reads 6 and 4"),
+    (b"aig 3 2 0 1 1\n6\n" + b"\xff" * 12, "a number of more than 64 bits"),
+    (b"aag 1 1 0 1 0\n3\n2\n", "input 0 is the literal 3; expected an even one"),
+    (b"aag 2 2 0 1 0\n2\n2\n2\n", "variable 1 is an input twice"),
+    (b"aag 2 1 0 1 1\n2\n4\n2 2 2\n", "AND 0: variable 1 is driven, but it is an input"),
+    (b"aag 2 1 0 1 1\n2\n4\n5 2 2\n", "AND 0 defines the literal 5"),
+    (b"aag 2 1 0 1 1\n2\n4\n4 2\n", "AND 0 is '4 2'; expected 3 literals"),
+    (b"aag 3 1 0 1 2\n2\n4\n4 6 2\n6 4 2\n", "is in a loop"),
+    (b"aag 3 1 0 1 1\n2\n6\n4 2 2\n", "variable 3 is read, but it has no driver"),
+    (b"aag 1 1 0 1 0\n2\n2\ni5 x\n", "the symbol table has 'i5 x'"),
+    (b"aag 1 1 0 1 0\n2\n2\nl0 x\n", "the symbol table has 'l0 x'"),
+])  # fmt: skip
 def test_aiger_that_is_no_circuit(data, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         circuits.aiger.read(data)
@@ -237,38 +231,28 @@ def damaged(change):
     return json.dumps(found)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda f: f.update(format="netlist"), 'the field format is "netlist"'),
-        (lambda f: f.update(version=2), "the field version is 2; expected version 1"),
-        (lambda f: f.pop("tables"), "the field tables is missing"),
-        (lambda f: f.update(more=1), "the field more is not a field of version 1"),
-        (lambda f: f.update(about=[]), "the field about is []; expected an object"),
-        (lambda f: f.update(tables={}), "the field tables is {}; expected a list"),
-        (
-            lambda f: f["tables"].__setitem__(3, 7),
-            "tables[3] is 7; expected hexadecimal digits in quotes",
-        ),
-        (lambda f: f["tables"].__setitem__(3, "xyz"), 'the field tables[3] is "xyz"'),
-        (lambda f: f["tables"].__setitem__(3, "-1"), 'the field tables[3] is "-1"'),
-        (
-            lambda f: f["fanins"].__setitem__(2, [1.5]),
-            "fanins[2] is [1.5]; expected a whole number",
-        ),
-        (lambda f: f["fanins"].pop(), "the field fanins has 39 gates; tables has 40"),
-        (lambda f: f["literals"].__setitem__(0, "a"), 'the field literals[0] is "a"'),
-        (lambda f: f["literals"].pop(), "there are 5 literals"),
-        (
-            lambda f: f["parts"].__setitem__(0, ["a"]),
-            'the field parts[0] is ["a"]; expected a list of 2',
-        ),
-        (lambda f: f["inputs"][0].pop("name"), "the field inputs[0] is"),
-        (lambda f: f["inputs"][0].update(format="float"), "the field inputs[0] is"),
-        (lambda f: f["inputs"][0].update(name="1x"), "the field inputs[0] is"),
-        (lambda f: f["fanins"].__setitem__(0, [999]), "gate 0"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda f: f.update(format="netlist"), 'the field format is "netlist"'),
+    (lambda f: f.update(version=2), "the field version is 2; expected version 1"),
+    (lambda f: f.pop("tables"), "the field tables is missing"),
+    (lambda f: f.update(more=1), "the field more is not a field of version 1"),
+    (lambda f: f.update(about=[]), "the field about is []; expected an object"),
+    (lambda f: f.update(tables={}), "the field tables is {}; expected a list"),
+    (lambda f: f["tables"].__setitem__(3, 7),
+        "tables[3] is 7; expected hexadecimal digits in quotes"),
+    (lambda f: f["tables"].__setitem__(3, "xyz"), 'the field tables[3] is "xyz"'),
+    (lambda f: f["tables"].__setitem__(3, "-1"), 'the field tables[3] is "-1"'),
+    (lambda f: f["fanins"].__setitem__(2, [1.5]), "fanins[2] is [1.5]; expected a whole number"),
+    (lambda f: f["fanins"].pop(), "the field fanins has 39 gates; tables has 40"),
+    (lambda f: f["literals"].__setitem__(0, "a"), 'the field literals[0] is "a"'),
+    (lambda f: f["literals"].pop(), "there are 5 literals"),
+    (lambda f: f["parts"].__setitem__(0, ["a"]),
+        'the field parts[0] is ["a"]; expected a list of 2'),
+    (lambda f: f["inputs"][0].pop("name"), "the field inputs[0] is"),
+    (lambda f: f["inputs"][0].update(format="float"), "the field inputs[0] is"),
+    (lambda f: f["inputs"][0].update(name="1x"), "the field inputs[0] is"),
+    (lambda f: f["fanins"].__setitem__(0, [999]), "gate 0"),
+])  # fmt: skip
 def test_damaged_json(change, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         circuits.netlist_json.read(damaged(change))

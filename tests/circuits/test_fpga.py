@@ -34,17 +34,11 @@ def test_parts_one_after_the_other_are_the_circuit():
     np.testing.assert_array_equal(found, circuit.evaluate(words))
 
 
-@pytest.mark.parametrize(
-    ("family", "options", "message"),
-    [
-        ("max10", {}, "family is 'max10'; the known ones are ice40, ecp5, xc7"),
-        *(
-            ("ice40", {"clock": clock}, "clock is")
-            for clock in (0, -1.0, float("inf"), float("nan"))
-        ),
-        ("ice40", {"registers": -1}, "registers is -1"),
-    ],
-)
+@pytest.mark.parametrize(("family", "options", "message"), [
+    ("max10", {}, "family is 'max10'; the known ones are ice40, ecp5, xc7"),
+    *(("ice40", {"clock": clock}, "clock is") for clock in (0, -1.0, float("inf"), float("nan"))),
+    ("ice40", {"registers": -1}, "registers is -1"),
+])  # fmt: skip
 def test_arguments(family, options, message):
     with pytest.raises(ValueError, match=message):
         fpga.report(life_circuit(), family, **options)

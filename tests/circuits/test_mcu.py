@@ -24,12 +24,9 @@ CHECKED = ("-fsanitize=undefined,address", "-fno-sanitize-recover=all")
 STYLES = ("functions", "tables")
 SEVERAL = {
     "inputs": {"x": (9, Format(5)), "n": (2, Format(12, 3, True)), "wide": (1, Format(40))},
-    "outputs": {
-        "y": (2, Format(3)),
-        "low": (1, Format(4, 0, True)),
-        "far": (2, Format(33, 0, True)),
-    },
-}
+    "outputs": {"y": (2, Format(3)), "low": (1, Format(4, 0, True)),
+        "far": (2, Format(33, 0, True))},
+}  # fmt: skip
 
 
 @functools.cache
@@ -117,15 +114,12 @@ def test_thresholds_and_votes_are_counted(inputs, outputs):
 WIRES = Circuit((Port("x", 3),), (Port("y", 4),), (), (), (0, 1, 2, 5))
 
 
-@pytest.mark.parametrize(
-    ("make", "style"),
-    [
-        *((lambda: (several(),), style) for style in STYLES),
-        *((lambda: (WIRES,), style) for style in STYLES),
-        (lambda: both(classifier(), "fixed12.4", "class"), "functions"),
-        (lambda: both(classifier(), "fixed24.3", "votes"), "tables"),
-    ],
-)
+@pytest.mark.parametrize(("make", "style"), [
+    *((lambda: (several(),), style) for style in STYLES),
+    *((lambda: (WIRES,), style) for style in STYLES),
+    (lambda: both(classifier(), "fixed12.4", "class"), "functions"),
+    (lambda: both(classifier(), "fixed24.3", "votes"), "tables"),
+])  # fmt: skip
 def test_c_is_the_circuit(tmp_path, make, style):
     require_tool("cc", *CHECKED)
     circuit, *layers = make()

@@ -485,25 +485,20 @@ def test_a_program_is_proved(exported_model):
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda texts: texts.clear(), "it holds []; expected a list of texts"),
-        (lambda texts: texts[0].pop("seed"), "text 0 has no 'seed'"),
-        (
-            lambda texts: texts[0].update(more=1, seed="1"),
-            "text 0: 'seed' is \"1\"; expected a whole number",
-        ),
-        (lambda texts: texts[0].update(prompt="xyz"), "non-hexadecimal"),
-        (lambda texts: texts[0].update(prompt=""), "text 0 has a prompt of 0 bytes"),
-        (lambda texts: texts[0].update(continuation=""), "0 bytes; no program writes that"),
-        (lambda texts: texts[0].update(temperature=-1), "a temperature of -1 thousandths"),
-        (lambda texts: texts[0].update(top_k=10**30), "no program writes that"),
-        (lambda texts: texts[0]["logits"].pop(), "expected 256 whole numbers"),
-        (lambda texts: texts[0]["logits"].__setitem__(0, "a"), "expected 256 whole numbers"),
-        (lambda texts: texts.__setitem__(0, [[[1]]]), "text 0 is [[[1]]]; expected an object"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda texts: texts.clear(), "it holds []; expected a list of texts"),
+    (lambda texts: texts[0].pop("seed"), "text 0 has no 'seed'"),
+    (lambda texts: texts[0].update(more=1, seed="1"),
+        "text 0: 'seed' is \"1\"; expected a whole number"),
+    (lambda texts: texts[0].update(prompt="xyz"), "non-hexadecimal"),
+    (lambda texts: texts[0].update(prompt=""), "text 0 has a prompt of 0 bytes"),
+    (lambda texts: texts[0].update(continuation=""), "0 bytes; no program writes that"),
+    (lambda texts: texts[0].update(temperature=-1), "a temperature of -1 thousandths"),
+    (lambda texts: texts[0].update(top_k=10**30), "no program writes that"),
+    (lambda texts: texts[0]["logits"].pop(), "expected 256 whole numbers"),
+    (lambda texts: texts[0]["logits"].__setitem__(0, "a"), "expected 256 whole numbers"),
+    (lambda texts: texts.__setitem__(0, [[[1]]]), "text 0 is [[[1]]]; expected an object"),
+])  # fmt: skip
 def test_damaged_texts(change, message, model_folder, monkeypatch):
     """Nothing is compiled here, so any compiler suffices."""
     monkeypatch.setattr(proofs, "_tool", lambda *names: "none")

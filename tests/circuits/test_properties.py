@@ -94,15 +94,12 @@ def test_monotonicity_and_independence_are_those_of_all_inputs(voters):
         assert found.status == ("proved" if (table == table[:1]).all() else "refuted")
 
 
-@pytest.mark.parametrize(
-    ("circuit", "prove", "status", "detail"),
-    [
-        (OR, lambda c: properties.prove_monotonicity(c, "x[0]"), "proved", "ABC"),
-        (OR, lambda c: properties.prove_monotonicity(c, "x[0]", decreasing=True), "refuted", "ABC"),
-        (DIFFERENT, lambda c: properties.prove_monotonicity(c, "x[0]"), "refuted", "ABC"),
-        (OR, lambda c: properties.prove_independence(c, "x[1]"), "refuted", "ABC"),
-    ],
-)
+@pytest.mark.parametrize(("circuit", "prove", "status", "detail"), [
+    (OR, lambda c: properties.prove_monotonicity(c, "x[0]"), "proved", "ABC"),
+    (OR, lambda c: properties.prove_monotonicity(c, "x[0]", decreasing=True), "refuted", "ABC"),
+    (DIFFERENT, lambda c: properties.prove_monotonicity(c, "x[0]"), "refuted", "ABC"),
+    (OR, lambda c: properties.prove_independence(c, "x[1]"), "refuted", "ABC"),
+])  # fmt: skip
 def test_two_inputs(circuit, prove, status, detail):
     found = prove(circuit)
     assert (found.status, found.detail) == (status, detail)
@@ -201,16 +198,13 @@ def test_the_command_proves_and_refutes(folder, tmp_path):
             assert f"answer {one['answers'][0]} -> {one['answers'][1]}" in result.output
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "name a property: --robust, --monotone, --antitone or --unused."),
-        (["--unused", "age"], 'column is "age"; the inputs are "x[0]", "x[1]".'),
-        (["--robust", "0"], "must be at least 1"),
-        (["--robust", "1", "--sample", "8"], "8 is too large; "),
-        (["--unused", "x[0]", "--out", "nowhere/x.json"], "nowhere"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    ([], "name a property: --robust, --monotone, --antitone or --unused."),
+    (["--unused", "age"], 'column is "age"; the inputs are "x[0]", "x[1]".'),
+    (["--robust", "0"], "must be at least 1"),
+    (["--robust", "1", "--sample", "8"], "8 is too large; "),
+    (["--unused", "x[0]", "--out", "nowhere/x.json"], "nowhere"),
+])  # fmt: skip
 def test_what_the_command_refuses(folder, words, message):
     assert message in refusal("prove", folder, *words)
 
@@ -244,28 +238,15 @@ def test_damaged_exports(folder, tmp_path):
     assert "is not an export" in refusal("prove", tmp_path, "--robust", 1)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: properties.prove_robustness(OR, {"x": [0, 1]}, 0), "flips is 0"),
-        (
-            lambda: properties.prove_robustness(OR, {"x": [0, 1]}, 1, method="sat"),
-            "method is 'sat'",
-        ),
-        (
-            lambda: properties.prove_robustness(OR, {"x": [0, 1, 1]}, 1),
-            "x has 3 values; expected 2",
-        ),
-        (lambda: properties.prove_robustness(OR, {"y": [0, 1]}, 1), "sample has"),
-        (lambda: properties.prove_independence(OR, "x[0]", seconds=0), "seconds is 0"),
-        (
-            lambda: properties.prove_monotonicity(
-                Circuit((Port("x", 2),), (Port("y", 2),), (), (), (2, 4)), "x[0]"
-            ),
-            "expected a class or one number",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: properties.prove_robustness(OR, {"x": [0, 1]}, 0), "flips is 0"),
+    (lambda: properties.prove_robustness(OR, {"x": [0, 1]}, 1, method="sat"), "method is 'sat'"),
+    (lambda: properties.prove_robustness(OR, {"x": [0, 1, 1]}, 1), "x has 3 values; expected 2"),
+    (lambda: properties.prove_robustness(OR, {"y": [0, 1]}, 1), "sample has"),
+    (lambda: properties.prove_independence(OR, "x[0]", seconds=0), "seconds is 0"),
+    (lambda: properties.prove_monotonicity(Circuit((Port("x", 2),), (Port("y", 2),), (), (),
+        (2, 4)), "x[0]"), "expected a class or one number"),
+])  # fmt: skip
 def test_what_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -80,20 +80,17 @@ INTERLEAVED = {"attention": "pair_interleaved", "n_position_bits": 8}
 
 
 @pytest.mark.parametrize("tables", ["int8", "int16"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"ffn": False},
-        {"n_position_bits": 0},
-        {"shared_positions": True, "context": 2},
-        {"attention": "pair", "ffn": False},
-        {"attention": "pair", "n_position_bits": 0},
-        {"attention": "pair", "shared_positions": True},
-        {**INTERLEAVED, "n_layers": 1},
-        {**INTERLEAVED, "param_dtype": "bfloat16"},
-        {"table_dtype": "bfloat16", "unembed_anchors": 0, "unembed_detectors": 1},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"ffn": False},
+    {"n_position_bits": 0},
+    {"shared_positions": True, "context": 2},
+    {"attention": "pair", "ffn": False},
+    {"attention": "pair", "n_position_bits": 0},
+    {"attention": "pair", "shared_positions": True},
+    {**INTERLEAVED, "n_layers": 1},
+    {**INTERLEAVED, "param_dtype": "bfloat16"},
+    {"table_dtype": "bfloat16", "unembed_anchors": 0, "unembed_detectors": 1},
+])  # fmt: skip
 def test_every_kind_of_model(changes, tables, compiler, tmp_path):
     rounded = Rounded(model_of(dataclasses.replace(CONFIG, **changes)), tables=tables)
     check_texts(rounded, compiled(tmp_path, rounded.integer.to_c(), *FLAGS))

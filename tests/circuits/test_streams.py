@@ -12,27 +12,15 @@ from lutjax.circuits import Circuit, Format, Port, simulate, streams, verilog
 COPIES = 64
 NAMES = {
     "handshake": ("in_valid", "in_ready", "in_data", "out_valid", "out_ready", "out_data", "", ""),
-    "axi": (
-        *(
-            "s_axis_tvalid",
-            "s_axis_tready",
-            "s_axis_tdata",
-            "m_axis_tvalid",
-            "m_axis_tready",
-            "m_axis_tdata",
-        ),
-        *("s_axis_tlast", "m_axis_tlast"),
-    ),
-}
+    "axi": (*("s_axis_tvalid", "s_axis_tready", "s_axis_tdata", "m_axis_tvalid", "m_axis_tready",
+        "m_axis_tdata"), *("s_axis_tlast", "m_axis_tlast")),
+}  # fmt: skip
 CIRCUITS = {
     "life": life_circuit(),
     "one bit": random_circuit(3, 1, 4, ports={"y": (1, Format())}),
-    "two ports": random_circuit(
-        *(5, {"a": (2, Format(3)), "b": (3, Format(2))}, 60),
-        simplify=True,
-        ports={"c": (3, Format(4)), "d": (1, Format(2))},
-    ),
-}
+    "two ports": random_circuit(*(5, {"a": (2, Format(3)), "b": (3, Format(2))}, 60), simplify=True,
+        ports={"c": (3, Format(4)), "d": (1, Format(2))}),
+}  # fmt: skip
 
 
 def vector(found, name, n):
@@ -137,14 +125,11 @@ def test_every_answer_leaves_once_and_in_order(name, registers, interface):
     assert not any(ready.any() for ready, _ in history[75:80])  # and none that has no room
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((), {"interface": "wishbone"}, "interface is 'wishbone'; expected handshake or axi"),
-        (("module",), {}, "name is 'module'"),
-        ((), {"registers": -1}, "registers is -1"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "options", "message"), [
+    ((), {"interface": "wishbone"}, "interface is 'wishbone'; expected handshake or axi"),
+    (("module",), {}, "name is 'module'"),
+    ((), {"registers": -1}, "registers is -1"),
+])  # fmt: skip
 def test_arguments(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         streams.write(life_circuit(), *arguments, **options)

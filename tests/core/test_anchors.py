@@ -121,19 +121,17 @@ def test_the_same_inside_of_another_program(distinct):
     alone = np.asarray(draw(key))
     np.testing.assert_array_equal(jax.jit(draw)(key), alone)
     np.testing.assert_array_equal(jax.vmap(draw)(jax.numpy.stack([key, key]))[1], alone)
-    with jax.disable_jit():
-        np.testing.assert_array_equal(draw(key), alone)
+    if distinct:  # each of its operations is a program
+        with jax.disable_jit():
+            np.testing.assert_array_equal(draw(key), alone)
     assert alone.tolist() == PAIRS[distinct]
 
 
 @pytest.mark.usefixtures("without_typechecking")
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda key: lutjax.sample_anchors(key, 4, 3, 2),
-        lambda key: lutjax.wiring.balanced(key, 4, 3),
-    ],
-)
+@pytest.mark.parametrize("draw", [
+    lambda key: lutjax.sample_anchors(key, 4, 3, 2),
+    lambda key: lutjax.wiring.balanced(key, 4, 3),
+])  # fmt: skip
 def test_keys(draw):
     with pytest.raises(TypeError, match=r"key is 0; expected a key, such as jax.random.key\(0\)"):
         draw(0)

@@ -222,15 +222,10 @@ def test_compositions_are_their_definitions(name):
 
 # ------------------------------------------------------------------------------------- reads
 READS = (
-    reads.Hard(),
-    reads.Blend(),
-    reads.SoftSign(),
-    reads.SoftSign(hard=True),
-    reads.Confidence(ways=1),
-    reads.Confidence(ways=2),
-    reads.PowersOfTwo(ways=1),
+    reads.Hard(), reads.Blend(), reads.SoftSign(), reads.SoftSign(hard=True),
+    reads.Confidence(ways=1), reads.Confidence(ways=2), reads.PowersOfTwo(ways=1),
     reads.PowersOfTwo(ways=2),
-)
+)  # fmt: skip
 
 
 def test_every_read_is_here():

@@ -120,23 +120,21 @@ def test_calls_that_do_not_fit():
 def test_equal_to_a_table_that_is_zero_elsewhere(implementation):
     table = jnp.asarray(whole(WEIGHTS), jnp.float32)
 
-    @jax.jit
-    def results(weights, x):
-        y, pull = jax.vjp(functools.partial(look_up, implementation=implementation), weights, x)
-        return y, pull(DY)
+    def results(f, weights):
+        y, pull = jax.vjp(f, weights, X)
+        return y, *pull(DY)
 
-    y, (d_weights, dx) = results(WEIGHTS, X)
-    wanted, pull = jax.vjp(lambda w, x: lutjax.lut(x, w, ANCHORS), table, X)
-    d_table, wanted_dx = pull(DY)
-    assert_close("y", y, wanted)
-    assert_close("d weights", d_weights, d_table[IDS])
-    assert_close("dx", dx, wanted_dx)
-    from_reference, pull = jax.vjp(
-        lambda w, x: reference.sparse_lut(x, w, ANCHORS, EDGES), WEIGHTS, X
-    )
-    assert_close("y", y, from_reference)
-    for name, found, want in zip(("d weights", "dx"), (d_weights, dx), pull(DY), strict=True):
-        assert_close(name, found, want)
+    @jax.jit
+    def compute(weights, table):
+        of_edges = functools.partial(look_up, implementation=implementation)
+        y, d_table, dx = results(lambda w, x: lutjax.lut(x, w, ANCHORS), table)
+        expected = results(lambda w, x: reference.sparse_lut(x, w, ANCHORS, EDGES), weights)
+        return results(of_edges, weights), (y, d_table[IDS], dx), expected
+
+    actual, *expected = compute(WEIGHTS, table)
+    for others in expected:
+        for name, a, e in zip(("y", "d weights", "dx"), actual, others, strict=True):
+            assert_close(name, a, e)
 
 
 @pytest.mark.parametrize("implementation", PLATFORMS)

@@ -298,16 +298,13 @@ def test_it_is_a_value():
         FixedPoint(8).scale = 2.0
 
 
-@pytest.mark.parametrize(
-    ("bound", "terms", "scale"),
-    [
-        (1.0, 1, 2.0**30),
-        (1.0, 1000, 2.0**21),
-        (0.3, 7, 2.0**29),
-        (3e9, 1, 0.5),
-        (1e-30, 1, 2.0**127),
-    ],
-)
+@pytest.mark.parametrize(("bound", "terms", "scale"), [
+    (1.0, 1, 2.0**30),
+    (1.0, 1000, 2.0**21),
+    (0.3, 7, 2.0**29),
+    (3e9, 1, 0.5),
+    (1e-30, 1, 2.0**127),
+])  # fmt: skip
 def test_for_bound(bound, terms, scale):
     sums = FixedPoint.for_bound(bound, terms=terms)
     assert sums == FixedPoint(scale)

@@ -214,6 +214,6 @@ def test_scored(name, module):
 def test_cell_total_variation():
     with np.load(GOLDEN / "scored_cell_tv.npz") as z:
         weights = jnp.asarray(z["weights"]).reshape(-1, *z["weights"].shape[2:])
-        value, gradient = jax.value_and_grad(lutjax.cell_total_variation)(weights)
+        value, gradient = jax.jit(jax.value_and_grad(lutjax.cell_total_variation))(weights)
         close("value", value, z["value"], 1e-5)
         close("gradient", gradient.reshape(z["grad"].shape), z["grad"], 1e-5)

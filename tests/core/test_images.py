@@ -130,15 +130,10 @@ PROJECTIONS = {
     "all_inputs": ((3, 4), (7, 6), {"groups": (2, 2)}, None, (3, 2)),
     "all_outputs": ((6, 7), (3, 2), {"groups": 2}, (6, 3), None),
     "uniform": ((9, 6), (5, 7), {"groups": 40, "centers": "uniform"}, (3, 4), (2, 3)),
-    "normal": (
-        (9, 6),
-        (5, 7),
-        {"groups": (4, 5), "centers": "normal", "deviation": 0.5},
-        (2, 5),
-        (3, 3),
-    ),
+    "normal": ((9, 6), (5, 7), {"groups": (4, 5), "centers": "normal", "deviation": 0.5}, (2, 5),
+        (3, 3)),
     "own": ((9, 6), (5, 7), {"centers": [[-3, 2.5], [4.2, 99]]}, (3, 2), (2, 3)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROJECTIONS)
@@ -207,88 +202,54 @@ def connectivity(shape=(2, 2), candidates=((0, 1),), targets=((0,),)):
 
 
 IMPOSSIBLE = {
-    "kernel": (
-        lambda: wiring.windows((5, 4), (3, 5)),
-        r"kernel is \(3, 5\), larger than .* 5 by 4\.",
-    ),
-    "padded": (
-        lambda: wiring.windows((2, 2), 5, padding=1),
-        "kernel is 5, .* of 2 by 2 with padding 1",
-    ),
-    "padding": (
-        lambda: wiring.windows((5, 5), 2, padding=2),
-        "padding is 2 and kernel is 2; .* outside",
-    ),
-    "stride": (
-        lambda: wiring.windows((5, 5), 2, (1, 0)),
-        r"stride is \(1, 0\); it must be at least 1",
-    ),
-    "sizes": (
-        lambda: wiring.windows((5, 5), (2, 2, 2)),
-        r"kernel is \(2, 2, 2\); expected an integer",
-    ),
+    "kernel": (lambda: wiring.windows((5, 4), (3, 5)),
+        r"kernel is \(3, 5\), larger than .* 5 by 4\."),
+    "padded": (lambda: wiring.windows((2, 2), 5, padding=1),
+        "kernel is 5, .* of 2 by 2 with padding 1"),
+    "padding": (lambda: wiring.windows((5, 5), 2, padding=2),
+        "padding is 2 and kernel is 2; .* outside"),
+    "stride": (lambda: wiring.windows((5, 5), 2, (1, 0)),
+        r"stride is \(1, 0\); it must be at least 1"),
+    "sizes": (lambda: wiring.windows((5, 5), (2, 2, 2)),
+        r"kernel is \(2, 2, 2\); expected an integer"),
     "fraction": (lambda: wiring.windows((5, 5), 1.5), r"kernel is 1\.5; expected an integer"),
-    "image": (
-        lambda: wiring.windows((5,), 1),
-        r"image_shape is \(5,\); expected \(height, width\)",
-    ),
+    "image": (lambda: wiring.windows((5,), 1),
+        r"image_shape is \(5,\); expected \(height, width\)"),
     "outputs": (lambda: wiring.window_groups((5, 5), 2, outputs=0), "window_groups: outputs is 0"),
     "empty_map": (lambda: wiring.full((3, 0), 2), r"full: in_shape is \(3, 0\); expected"),
-    "receptive": (
-        {"receptive": (3, 9)},
-        r"receptive is \(3, 9\), larger than the input map, 8 by 8",
-    ),
+    "receptive": ({"receptive": (3, 9)},
+        r"receptive is \(3, 9\), larger than the input map, 8 by 8"),
     "projective": ({"projective": 0}, "projective is 0; it must be at least 1"),
     "no_groups": ({"groups": None}, "groups is None; give their number"),
     "groups": ({"groups": 0, "centers": "uniform"}, "groups is 0; it must be at least 1"),
     "two_counts": ({"centers": [[1, 1]]}, "groups is 2, but the number of centers"),
     "centers": ({"centers": "corners"}, "centers is 'corners'; expected one of"),
-    "points": (
-        {"centers": [1.0, 2.0], "groups": None},
-        r"centers has shape \[2\]; expected finite numbers",
-    ),
-    "deviation": (
-        {"centers": "normal", "deviation": 0.0},
-        r"deviation is 0\.0; it must be positive",
-    ),
+    "points": ({"centers": [1.0, 2.0], "groups": None},
+        r"centers has shape \[2\]; expected finite numbers"),
+    "deviation": ({"centers": "normal", "deviation": 0.0},
+        r"deviation is 0\.0; it must be positive"),
     "probability": ({"probability": 0}, "probability is 0; it must be above 0"),
     "no_key": ({"key": None, "centers": "uniform"}, "key is None, but centers is 'uniform'"),
     "no_key_of_targets": ({"key": None, "probability": 0.5}, "key is None, but probability is 0.5"),
-    "mask": (
-        {"input_mask": np.ones((8, 9), bool)},
-        r"input_mask is bool\[8, 9\]; expected bool \[8, 8\]",
-    ),
+    "mask": ({"input_mask": np.ones((8, 9), bool)},
+        r"input_mask is bool\[8, 9\]; expected bool \[8, 8\]"),
     "numbers": ({"output_mask": np.ones((4, 4))}, r"output_mask is float64\[4, 4\]; expected bool"),
-    "one_input": (
-        {"receptive": (1, 1)},
-        r"group 0, .* at \(0, 0\), has too few inputs, 1; .* larger",
-    ),
-    "no_output": (
-        {"projective": 1, "receptive": (2, 4)},
-        r"group 0 .* no output: .* \(0\.25, 0\.75\)",
-    ),
+    "one_input": ({"receptive": (1, 1)},
+        r"group 0, .* at \(0, 0\), has too few inputs, 1; .* larger"),
+    "no_output": ({"projective": 1, "receptive": (2, 4)},
+        r"group 0 .* no output: .* \(0\.25, 0\.75\)"),
     "all_masked": ({"output_mask": np.zeros((4, 4), bool)}, "group 0 reaches no output"),
-    "ids": (
-        lambda: connectivity(candidates=[[0, 4]]),
-        "candidates holds ids from 0 to 4; inputs are 0 to 3",
-    ),
-    "targets": (
-        lambda: connectivity(targets=[[-2]]),
-        "targets holds ids from -2 to -2; outputs are 0 to 2",
-    ),
-    "lists": (
-        lambda: connectivity(candidates=[[0, 1], [1, 2]]),
-        r"shapes \[1, 2\], \[2, 2\], \[1, 1\];",
-    ),
-    "floats": (
-        lambda: connectivity(candidates=[[0.0, 1.0]]),
-        r"candidates is float64\[1, 2\]; expected int32",
-    ),
-    "own_group": (
-        lambda: connectivity(candidates=[[0, -1]]).sample_anchors(KEY, 2, 3),
-        "Connectivity: group 0, .* has too few inputs, 1;",
-    ),
-}
+    "ids": (lambda: connectivity(candidates=[[0, 4]]),
+        "candidates holds ids from 0 to 4; inputs are 0 to 3"),
+    "targets": (lambda: connectivity(targets=[[-2]]),
+        "targets holds ids from -2 to -2; outputs are 0 to 2"),
+    "lists": (lambda: connectivity(candidates=[[0, 1], [1, 2]]),
+        r"shapes \[1, 2\], \[2, 2\], \[1, 1\];"),
+    "floats": (lambda: connectivity(candidates=[[0.0, 1.0]]),
+        r"candidates is float64\[1, 2\]; expected int32"),
+    "own_group": (lambda: connectivity(candidates=[[0, -1]]).sample_anchors(KEY, 2, 3),
+        "Connectivity: group 0, .* has too few inputs, 1;"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)

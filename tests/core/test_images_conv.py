@@ -79,64 +79,31 @@ def test_windows_are_not_copied(read):
 
 NO_PAIRS = {"anchors": np.zeros((4, 0, 2), np.int32), "weights": np.ones((4, 1, 2), np.float32)}
 WRONG = {
-    "channels": (
-        {"groups": 3},
-        ValueError,
-        "groups is int 3; it must divide the number of detectors, 4",
-    ),
-    "detectors": (
-        {"groups": 4},
-        ValueError,
-        "groups is int 4; it must divide the number of channels, 2",
-    ),
-    "vector": (
-        {"images": np.ones((5, 4), np.float32)},
-        ValueError,
-        r"images is float32\[5, 4\]; expected shape",
-    ),
-    "integers": (
-        {"images": np.ones((5, 4, 2), np.uint8)},
-        TypeError,
-        r"images is uint8\[5, 4, 2\]",
-    ),
-    "kernel": (
-        {"kernel": (6, 2)},
-        ValueError,
-        r"kernel is \(6, 2\), larger than an image of 5 by 4\.",
-    ),
-    "padding": (
-        {"padding": 2},
-        ValueError,
-        "padding is 2 and kernel is 2; a window could be outside",
-    ),
+    "channels": ({"groups": 3}, ValueError,
+        "groups is int 3; it must divide the number of detectors, 4"),
+    "detectors": ({"groups": 4}, ValueError,
+        "groups is int 4; it must divide the number of channels, 2"),
+    "vector": ({"images": np.ones((5, 4), np.float32)}, ValueError,
+        r"images is float32\[5, 4\]; expected shape"),
+    "integers": ({"images": np.ones((5, 4, 2), np.uint8)}, TypeError,
+        r"images is uint8\[5, 4, 2\]"),
+    "kernel": ({"kernel": (6, 2)}, ValueError,
+        r"kernel is \(6, 2\), larger than an image of 5 by 4\."),
+    "padding": ({"padding": 2}, ValueError,
+        "padding is 2 and kernel is 2; a window could be outside"),
     "stride": ({"stride": 0}, ValueError, "stride is 0; it must be at least 1"),
-    "table": (
-        {"weights": np.ones((4, 4, 2), np.float32)},
-        ValueError,
-        r"weights is .*; anchors has 3",
-    ),
+    "table": ({"weights": np.ones((4, 4, 2), np.float32)}, ValueError,
+        r"weights is .*; anchors has 3"),
     "read": ({"read": "soft"}, TypeError, "read is str 'soft'; expected one of lutjax.reads"),
-    "no_scalars": (
-        {"read": reads.Confidence()},
-        ValueError,
-        r"scalars is NoneType None; .* needs \['log_",
-    ),
-    "scalars": (
-        {"scalars": {}},
-        ValueError,
-        "scalars is dict {}; they are those of a read, and read is None",
-    ),
-    "epsilon": (
-        {"read": reads.Hard(), "epsilon": 0.5},
-        ValueError,
-        "epsilon is float 0.5; read is Hard",
-    ),
-    "no_comparison": (
-        {"read": reads.Hard(), **NO_PAIRS},
-        ValueError,
-        "a score needs at least one comparison",
-    ),
-}
+    "no_scalars": ({"read": reads.Confidence()}, ValueError,
+        r"scalars is NoneType None; .* needs \['log_"),
+    "scalars": ({"scalars": {}}, ValueError,
+        "scalars is dict {}; they are those of a read, and read is None"),
+    "epsilon": ({"read": reads.Hard(), "epsilon": 0.5}, ValueError,
+        "epsilon is float 0.5; read is Hard"),
+    "no_comparison": ({"read": reads.Hard(), **NO_PAIRS}, ValueError,
+        "a score needs at least one comparison"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -151,19 +118,13 @@ def test_wrong_arguments(name):
 
 TABLES = {"n_detectors": 4, "n_anchors": 3}
 CASES = {
-    "conv": Case(
-        "ConvLUT", {**TABLES, "kernel": 3, "padding": 1, "stride": (2, 1)}, (3, 5, 4), ((5, 4), 6)
-    ),
-    "channels": Case(
-        "ConvLUT",
-        {**TABLES, "kernel": (2, 3), "groups": 2, "pool": (2, 1), "read": reads.Confidence()},
-        (2, 3, 6, 5, 4),
-        ((6, 5, 4), 6),
-    ),
-    "all": Case(
-        "ConvLUT", {**TABLES, "kernel": 2, "pool": "all", "epsilon": 0.5}, (5, 6, 2), ((5, 6, 2), 3)
-    ),
-}
+    "conv": Case("ConvLUT", {**TABLES, "kernel": 3, "padding": 1, "stride": (2, 1)}, (3, 5, 4),
+        ((5, 4), 6)),
+    "channels": Case("ConvLUT", {**TABLES, "kernel": (2, 3), "groups": 2, "pool": (2, 1),
+        "read": reads.Confidence()}, (2, 3, 6, 5, 4), ((6, 5, 4), 6)),
+    "all": Case("ConvLUT", {**TABLES, "kernel": 2, "pool": "all", "epsilon": 0.5}, (5, 6, 2),
+        ((5, 6, 2), 3)),
+}  # fmt: skip
 
 
 def variables_of(case: Case) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def test_any_order_of_samples():
         made = LogicGates(9, 8, accumulate=accumulate, rngs=nnx.Rngs(0))
         graph, state = nnx.split(made)
 
+        @jax.jit
         def gradient(x, dy, graph=graph, state=state):
             loss = jax.grad(lambda state: jnp.sum(nnx.merge(graph, state)(x) * dy), allow_int=True)
             return next(iter(jax.tree.leaves(nnx.filter_state(loss(state), nnx.Param))))

@@ -146,14 +146,11 @@ def test_trees_read_some_channels():
     spec.check(arrays)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"channels_per_kernel": 2, "depth": 2},
-        {"n_inputs": 4, "parameterization": "walsh", "depth": 2},
-        {"kernel": 1, "depth": 1},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {"channels_per_kernel": 2, "depth": 2},
+    {"n_inputs": 4, "parameterization": "walsh", "depth": 2},
+    {"kernel": 1, "depth": 1},
+])  # fmt: skip
 def test_there_is_room_for_all_readers(options):
     """The list width is known before the wires are: they may be drawn under jit."""
     for key in range(4):

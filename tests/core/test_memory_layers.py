@@ -85,19 +85,16 @@ def test_ngrams_end_at_segments():
 
 
 @pytest.mark.usefixtures("without_typechecking")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rows": 0}, "rows is 0; it must be a whole number from 1 to 2147483647"),
-        ({"rows": 2.5}, "rows is 2.5; it must be a whole number"),
-        ({"heads": 0}, "heads is 0"),
-        ({"seed": -1}, "seed is -1; it must be a whole number from 0"),
-        ({"orders": ()}, r"orders is \(\); expected different lengths"),
-        ({"orders": (2, 2)}, r"orders is \(2, 2\); expected different"),
-        ({"orders": (0,)}, r"orders is \(0,\); lengths are whole numbers from 1 to 255"),
-        ({"segments": np.zeros(3, int)}, r"segments is int64\[3\] and tokens int32\[3, 14\]"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"rows": 0}, "rows is 0; it must be a whole number from 1 to 2147483647"),
+    ({"rows": 2.5}, "rows is 2.5; it must be a whole number"),
+    ({"heads": 0}, "heads is 0"),
+    ({"seed": -1}, "seed is -1; it must be a whole number from 0"),
+    ({"orders": ()}, r"orders is \(\); expected different lengths"),
+    ({"orders": (2, 2)}, r"orders is \(2, 2\); expected different"),
+    ({"orders": (0,)}, r"orders is \(0,\); lengths are whole numbers from 1 to 255"),
+    ({"segments": np.zeros(3, int)}, r"segments is int64\[3\] and tokens int32\[3, 14\]"),
+])  # fmt: skip
 def test_impossible_hashes(options, message):
     with pytest.raises(ValueError, match=f"ngram_rows: {message}"):
         lutjax.ngram_rows(TOKENS, **{"rows": 10, **options})
@@ -124,7 +121,8 @@ def test_rows_are_known_before_the_layer_runs():
     rows = layer.row_ids(TOKENS, SEGMENTS)
     assert isinstance(rows, np.ndarray)
     np.testing.assert_array_equal(rows, LinenNgramMemory(6, **options).row_ids(TOKENS, SEGMENTS))
-    found = lutjax.usage(layer)(x, TOKENS, segments=SEGMENTS)["weights"]
+    usage = jax.jit(lutjax.usage(lambda layer, x: layer(x, TOKENS, segments=SEGMENTS)))
+    found = usage(layer, x)["weights"]
     counts = np.stack([np.bincount(rows[..., t].ravel(), minlength=50) for t in range(4)])
     np.testing.assert_array_equal(found.counts, counts)
     np.testing.assert_array_equal(found.never_read, (counts == 0).sum(1))

@@ -95,7 +95,7 @@ def test_rows_with_history_are_those_of_the_whole_text(name):
     assert_rows(layout, tokens[:, 9:], want[:, 9:], history=tokens[:, :9])
     assert_rows(layout, tokens[:, 1:2], want[:, 1:2], history=tokens[:, :1])
     np.testing.assert_array_equal(layout.rows(tokens, history=tokens[:, :0]), want)
-    of_each = jax.vmap(lambda ids: layout.rows(ids))(jnp.asarray(tokens, jnp.int32))
+    of_each = jax.jit(jax.vmap(layout.rows))(jnp.asarray(tokens, jnp.int32))
     np.testing.assert_array_equal(of_each, want)
     cut = np.arange(20) >= 9
     by_segment = layout.rows(tokens, segments=np.broadcast_to(cut, tokens.shape).astype(int))

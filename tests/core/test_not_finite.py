@@ -41,14 +41,8 @@ OF_ALL_PLACES = (("logic_trees", "xla"),)
 
 SCORED = ("split", "powers", "hard", "soft_sign")
 SCORED_SLOW = (
-    "powers_one_way",
-    "blend",
-    "hard_soft_sign",
-    "shared_input",
-    "sum_groups",
-    "single",
-    "ties",
-)
+    "powers_one_way", "blend", "hard_soft_sign", "shared_input", "sum_groups", "single", "ties",
+)  # fmt: skip
 MORE = {
     "lookup_attention": ("segments", "cross", "window"),
     "lut_pair_attention": ("ties", "window_segments"),
@@ -142,15 +136,9 @@ def test_every_element_is_as_in_the_reference(op, implementation, size):
 ANCHORS = np.int32([[[0, 3], [1, 3], [2, 3]]])
 TABLE = np.arange(0.5, 16.5, dtype=np.float32).reshape(1, 8, 2)  # exact when rounded
 ALL = [
-    reads.Hard(),
-    reads.Blend(),
-    reads.SoftSign(),
-    reads.SoftSign(hard=True),
-    reads.Confidence(1),
-    reads.Confidence(),
-    reads.PowersOfTwo(1),
-    reads.PowersOfTwo(),
-]
+    reads.Hard(), reads.Blend(), reads.SoftSign(), reads.SoftSign(hard=True), reads.Confidence(1),
+    reads.Confidence(), reads.PowersOfTwo(1), reads.PowersOfTwo(),
+]  # fmt: skip
 
 
 def run_read(read, x, implementation):

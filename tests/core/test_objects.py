@@ -25,22 +25,12 @@ DRAWN_BY_USERS = {"logits_init": jax.nn.initializers.normal(0.3)}
 CONFIGS = {
     models.GPTConfig: {"features": 8, "n_heads": 2, "n_layers": 1},
     models.LUTTransformerConfig: {"features": 4, "n_layers": 1},
-    models.LogicClassifierConfig: {
-        "in_features": 4,
-        "n_classes": 2,
-        "layers": (8, 4),
-        "noise": 0.5,
-    },
-    models.LogicTreeNetConfig: {
-        "in_shape": (8, 8, 1),
-        "n_classes": 2,
-        "kernels": (4,),
-        "layers": (8, 4),
-        "kernel": (3,),
-        "depth": 2,
-    },
+    models.LogicClassifierConfig: {"in_features": 4, "n_classes": 2, "layers": (8, 4),
+        "noise": 0.5},
+    models.LogicTreeNetConfig: {"in_shape": (8, 8, 1), "n_classes": 2, "kernels": (4,),
+        "layers": (8, 4), "kernel": (3,), "depth": 2},
     models.LogicCAConfig: {"channels": 2, "kernels": 2, "perception": (8, 2), "update": (8, 2)},
-}
+}  # fmt: skip
 """Arguments for each model's smallest config."""
 
 

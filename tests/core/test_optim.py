@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 import lutjax
 from lutjax import optim
 from lutjax.layers import haiku, linen, nnx as layers
+from lutjax.optim._transformations import next_step
 
 RULES = [
     optim.SGD(weight_decay=0.25),
@@ -178,6 +179,12 @@ def test_accumulated_steps_are_steps_of_the_mean():
     expected, inner = train(tx, params, means)
     np.testing.assert_allclose(found["weights"], expected["weights"], rtol=1e-6)
     assert state.inner_opt_state.step == inner.step == 2
+
+
+def test_steps_are_counted_up_to_the_largest_int32():
+    steps, largest = [0, 6, 2**31 - 2, 2**31 - 1], 2**31 - 1
+    counted = next_step(jnp.asarray(steps, jnp.int32))
+    np.testing.assert_array_equal(counted, [1, 7, largest, largest])
 
 
 def test_masks_and_injected_rates():

@@ -436,27 +436,16 @@ X = zeros(3, 6)
 ANCHORS = np.tile(np.array([[0, 1], [2, 3]], np.int32), (5, 1, 1))
 COMPOSITIONS = {
     "lut": ((X, zeros(5, 4, 2), ANCHORS), {}, ["detect", "lookup"]),
-    "sparse_lut": (
-        (X, zeros(5, 4, 2), ANCHORS, zeros(1, 1, 2, dtype=np.int32), 7),
-        {"epsilon": 0.5},
-        ["detect", "sparse_lookup"],
-    ),
-    "lut_attention": (
-        (X[None], zeros(5, 32, 2), ANCHORS, zeros(2, 1, 1)),
+    "sparse_lut": ((X, zeros(5, 4, 2), ANCHORS, zeros(1, 1, 2, dtype=np.int32), 7),
+        {"epsilon": 0.5}, ["detect", "sparse_lookup"]),
+    "lut_attention": ((X[None], zeros(5, 32, 2), ANCHORS, zeros(2, 1, 1)),
         {"window": 2, "segments": zeros(3, dtype=np.int32)},
-        ["detect", "detect_signs", "lookup_attention"],
-    ),
-    "conv_lut": (
-        (X[:, None, :, None], zeros(5, 4, 2), ANCHORS),
-        {"kernel": (1, 4)},
-        ["lut_at_places", "detect", "lookup"],
-    ),
-    "logic_gates": (
-        (X, zeros(4, 16), zeros(4, 2, dtype=np.int32)),
-        {"hard": True},
-        ["bilinear_gates"],
-    ),
-}
+        ["detect", "detect_signs", "lookup_attention"]),
+    "conv_lut": ((X[:, None, :, None], zeros(5, 4, 2), ANCHORS), {"kernel": (1, 4)},
+        ["lut_at_places", "detect", "lookup"]),
+    "logic_gates": ((X, zeros(4, 16), zeros(4, 2, dtype=np.int32)), {"hard": True},
+        ["bilinear_gates"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", slow_except(COMPOSITIONS, "lut", "conv_lut"))
@@ -708,17 +697,14 @@ def test_the_command_explains_ops():
         assert message in refused.output
 
 
-@pytest.mark.parametrize(
-    ("name", "called"),
-    [
-        ("lut", "detect, lookup"),
-        ("sparse_lut", "detect, sparse_lookup"),
-        ("lut_attention", "detect, detect_signs, lookup_attention"),
-        ("conv_lut", "lut_at_places, detect, lookup"),
-        ("logic_gates", "bilinear_gates"),
-        ("update_table", "lookup"),
-    ],
-)
+@pytest.mark.parametrize(("name", "called"), [
+    ("lut", "detect, lookup"),
+    ("sparse_lut", "detect, sparse_lookup"),
+    ("lut_attention", "detect, detect_signs, lookup_attention"),
+    ("conv_lut", "lut_at_places, detect, lookup"),
+    ("logic_gates", "bilinear_gates"),
+    ("update_table", "lookup"),
+])  # fmt: skip
 def test_the_command_explains_compositions(name, called):
     found = output("explain", name).splitlines()
     assert found[0] == f"{name} calls {called}"

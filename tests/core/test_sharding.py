@@ -114,12 +114,9 @@ ATTENTION = {
 
 @pytest.mark.slow
 @needs_devices(8)
-@pytest.mark.parametrize(
-    ("name", "options", "tracked"),
-    [
-        ("lookup_attention", {"query_start": 8}, True),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "tracked"), [
+    ("lookup_attention", {"query_start": 8}, True),
+])  # fmt: skip
 def test_sequences_on_several_devices(name, options, tracked):
     op, anchors, n_rows = ATTENTION[name]
     length = 8

@@ -43,13 +43,9 @@ def compare(spec: Spec, implementation: str, context: str = "") -> None:
 
 # ------------------------------------------------------------------------------------- values
 FORMULATED = (
-    "lookup",
-    "weighted_lookup",
-    "sparse_lookup",
-    "lookup_attention",
-    "lut_pair_attention",
+    "lookup", "weighted_lookup", "sparse_lookup", "lookup_attention", "lut_pair_attention",
     "bilinear_gates",
-)
+)  # fmt: skip
 """Ops with a different plain-JAX computation on accelerators."""
 
 
@@ -71,13 +67,9 @@ DRAWN += [(op, "xla", formulation) for op in FORMULATED for formulation in ("acc
 
 # ------------------------------------------------------------------------------------- updates of tables
 UPDATED = (
-    "lookup",
-    "sparse_lookup",
-    "weighted_lookup",
-    "scored_lut",
-    "lookup_attention",
+    "lookup", "sparse_lookup", "weighted_lookup", "scored_lut", "lookup_attention",
     "lut_pair_attention",
-)
+)  # fmt: skip
 RULES = (
     tables.SGD(weight_decay=0.25),
     tables.RowAdagrad(eps=2.0**-10),

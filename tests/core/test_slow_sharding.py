@@ -79,12 +79,8 @@ def convolved(x, weights, anchors, groups):
 
 
 EVERY_READ = (
-    reads.Hard(),
-    reads.Blend(),
-    reads.SoftSign(),
-    reads.Confidence(),
-    reads.PowersOfTwo(ways=1),
-)
+    reads.Hard(), reads.Blend(), reads.SoftSign(), reads.Confidence(), reads.PowersOfTwo(ways=1),
+)  # fmt: skip
 
 
 IN_GROUPS = {  # ops of inputs [B, G, I], tables, anchors and the number of groups
@@ -111,13 +107,9 @@ SIZES_OF_GROUPS = [
 
 OVER_DEVICES = [
     *(("powers of two", sizes, "auto") for sizes in SIZES_OF_GROUPS),
-    *zip(
-        IN_GROUPS,
-        itertools.cycle(SIZES_OF_GROUPS),
-        itertools.cycle(("explicit", "auto")),
-        strict=False,
-    ),
-]
+    *zip(IN_GROUPS, itertools.cycle(SIZES_OF_GROUPS), itertools.cycle(("explicit", "auto")),
+        strict=False),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "sizes", "kind"), OVER_DEVICES)
@@ -155,42 +147,22 @@ X_OF_GROUPS = normal(BATCH, LENGTH, 2, FEATURES)
 
 # Name of an op: parameters, what else is divided by detector, and the op on the tables that a device has.
 OPS = {
-    "lookup": (
-        {"weights": normal(T, 512, FEATURES)},
-        {"anchors": ANCHORS},
-        lambda x, p, a, accumulate=EXACT: lutjax.lut(
-            x, p["weights"], a["anchors"], accumulate=accumulate
-        ),
-    ),
-    "sparse_lookup": (
-        {"weights": normal(T, 512, 3)},
-        {"anchors": ANCHORS, "targets": TARGETS},
-        lambda x, p, a, accumulate=EXACT: lutjax.sparse_lut(
-            x, p["weights"], a["anchors"], a["targets"], FEATURES, accumulate=accumulate
-        ),
-    ),
-    "lookup_attention": (
-        {"weights": normal(T, 256, FEATURES), "positions": normal(LENGTH - 1, T, 2)},
-        {"anchors": FEW},
-        lambda x, p, a, accumulate=EXACT: lutjax.lut_attention(
-            x, p["weights"], a["anchors"], p["positions"], accumulate=accumulate
-        ),
-    ),
-    "lut_pair_attention": (
-        {"weights": normal(T, 512, FEATURES)},
-        {"anchors": ANCHORS},
-        lambda x, p, a, accumulate=EXACT: lutjax.lut_pair_attention(
-            x, p["weights"], a["anchors"], accumulate=accumulate
-        ),
-    ),
-    "scored_lut": (
-        {"weights": normal(T, 64, FEATURES)},
-        {"anchors": SCORED},
-        lambda x, p, a, accumulate=EXACT: lutjax.scored_lut(
-            x, p["weights"], a["anchors"], READ.initial(), read=READ, accumulate=accumulate
-        ),
-    ),
-}
+    "lookup": ({"weights": normal(T, 512, FEATURES)}, {"anchors": ANCHORS}, lambda x, p, a,
+        accumulate=EXACT: lutjax.lut(x, p["weights"], a["anchors"], accumulate=accumulate)),
+    "sparse_lookup": ({"weights": normal(T, 512, 3)}, {"anchors": ANCHORS, "targets": TARGETS},
+        lambda x, p, a, accumulate=EXACT: lutjax.sparse_lut(x, p["weights"], a["anchors"],
+        a["targets"], FEATURES, accumulate=accumulate)),
+    "lookup_attention": ({"weights": normal(T, 256, FEATURES),
+        "positions": normal(LENGTH - 1, T, 2)}, {"anchors": FEW}, lambda x, p, a,
+        accumulate=EXACT: lutjax.lut_attention(x, p["weights"], a["anchors"], p["positions"],
+        accumulate=accumulate)),
+    "lut_pair_attention": ({"weights": normal(T, 512, FEATURES)}, {"anchors": ANCHORS}, lambda x, p,
+        a, accumulate=EXACT: lutjax.lut_pair_attention(x, p["weights"], a["anchors"],
+        accumulate=accumulate)),
+    "scored_lut": ({"weights": normal(T, 64, FEATURES)}, {"anchors": SCORED}, lambda x, p, a,
+        accumulate=EXACT: lutjax.scored_lut(x, p["weights"], a["anchors"], READ.initial(),
+        read=READ, accumulate=accumulate)),
+}  # fmt: skip
 
 # The same with groups of tables, of samples with inputs for each group or for all of them. Four devices have half a group each.
 GROUPED = {

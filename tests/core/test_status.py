@@ -277,13 +277,10 @@ def test_command_shows_each_check_and_records_this_device(records):
     assert not command("status", "--op", "packed_lut", "--recorded").stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--op", "look"], "'look' is not one of"),
-        (["--recorded", "--compile"], "--recorded checks nothing"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["--op", "look"], "'look' is not one of"),
+    (["--recorded", "--compile"], "--recorded checks nothing"),
+])  # fmt: skip
 def test_bad_options_are_refused(words, message):
     result = command("status", *words)
     assert result.exit_code == 2

@@ -33,11 +33,8 @@ FEW = {
 }
 """One case for each layer with summed table rows."""
 INTEGERS = [
-    "ProjectionLUT, integers",
-    "WindowLUT, integers",
-    "ConvLUT, integers",
-    "SpatialLUT, integers",
-]
+    "ProjectionLUT, integers", "WindowLUT, integers", "ConvLUT, integers", "SpatialLUT, integers",
+]  # fmt: skip
 
 
 def in_dtype(case: Case, dtype, **options) -> Case:

@@ -313,20 +313,14 @@ PASSED_ON = {
     "jit": lambda p: jax.jit(lambda g: g)(jax.jit(gradients_of_both)(p, X8)),
     "vmap": lambda p: jax.vmap(gradients_of_both, (None, 0))(p, IN_PARTS),
     "scan": lambda p: jax.lax.scan(lambda c, x: (c, gradients_of_both(p, x)), None, IN_PARTS)[1],
-    "carry": lambda p: jax.lax.scan(
-        lambda c, x: (gradients_of_both(p, X8), None),
-        jax.tree.map(jnp.zeros_like, gradients_of_both(p, X8)),
-        None,
-        length=1,
-    )[0],
+    "carry": lambda p: jax.lax.scan(lambda c, x: (gradients_of_both(p, X8), None),
+        jax.tree.map(jnp.zeros_like, gradients_of_both(p, X8)), None, length=1)[0],
     "remat": lambda p: jax.checkpoint(gradients_of_both)(p, X8),
-    "export": lambda p: jax.export.export(
-        jax.jit(gradients_of_both), disabled_checks=_ahead_of_time.KERNELS
-    )(p, X8).call(p, X8),
-    "everywhere": lambda p: jax.device_put(
-        jax.jit(gradients_of_both)(p, X8), NamedSharding(over_batch(), PartitionSpec())
-    ),
-}
+    "export": lambda p: jax.export.export(jax.jit(gradients_of_both),
+        disabled_checks=_ahead_of_time.KERNELS)(p, X8).call(p, X8),
+    "everywhere": lambda p: jax.device_put(jax.jit(gradients_of_both)(p, X8),
+        NamedSharding(over_batch(), PartitionSpec())),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", slow_except(PASSED_ON, "vmap", "scan", "export"))

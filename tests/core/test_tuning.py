@@ -45,18 +45,15 @@ def shipped(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------- values
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ((3, 32), "rows is 3; expected a power of two from 1 to 65536"),
-        ((0, 32), "rows is 0"),
-        ((True, 32), "rows is True"),
-        ((32, 2**17), "outputs is 131072"),
-        ((32, 32, -1), "detectors is -1; expected a whole number, 0 for all"),
-        ((32, 32, 0, 64), "warps is 64; expected a power of two from 1 to 32"),
-        ((2**11, 2**10), "a tile of rows * outputs = 2048 * 1024 values; at most 2**20"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ((3, 32), "rows is 3; expected a power of two from 1 to 65536"),
+    ((0, 32), "rows is 0"),
+    ((True, 32), "rows is True"),
+    ((32, 2**17), "outputs is 131072"),
+    ((32, 32, -1), "detectors is -1; expected a whole number, 0 for all"),
+    ((32, 32, 0, 64), "warps is 64; expected a power of two from 1 to 32"),
+    ((2**11, 2**10), "a tile of rows * outputs = 2048 * 1024 values; at most 2**20"),
+])  # fmt: skip
 @pytest.mark.usefixtures("without_typechecking")
 def test_invalid_launch_is_refused(values, message):
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -269,37 +266,22 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "is not JSON"),
-        ([], "is []; expected an object with 'device'"),
-        ({"device": "x", "versions": {}}, "has no 'launches'"),
-        ({"device": 1}, "'device' is 1; expected a text"),
-        ({"launches": {}}, "'launches' is {}; expected a list"),
-        ({"launches": [GOOD, 5]}, "launches[1] is 5; expected an object with 'kernel'"),
-        (
-            {"launches": [GOOD | {"sizes": 5}]},
-            "launches[0] (a.b): 'sizes' is 5; expected an object",
-        ),
-        (
-            {"launches": [GOOD | {"sizes": {"samples": "1"}}]},
-            "sizes: 'samples' is \"1\"; expected a whole",
-        ),
-        (
-            {"launches": [GOOD | {"launch": {"rows": 8}}]},
-            "'launch' has the fields ['rows']; expected ['det",
-        ),
-        (
-            {"launches": [GOOD | {"launch": GOOD["launch"] | {"rows": 7}}]},
-            "(a.b): Launch: rows is 7",
-        ),
-        (
-            {"launches": [GOOD | {"microseconds": "1"}]},
-            "'microseconds' is \"1\"; expected a number or null",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ("{", "is not JSON"),
+    ([], "is []; expected an object with 'device'"),
+    ({"device": "x", "versions": {}}, "has no 'launches'"),
+    ({"device": 1}, "'device' is 1; expected a text"),
+    ({"launches": {}}, "'launches' is {}; expected a list"),
+    ({"launches": [GOOD, 5]}, "launches[1] is 5; expected an object with 'kernel'"),
+    ({"launches": [GOOD | {"sizes": 5}]}, "launches[0] (a.b): 'sizes' is 5; expected an object"),
+    ({"launches": [GOOD | {"sizes": {"samples": "1"}}]},
+        "sizes: 'samples' is \"1\"; expected a whole"),
+    ({"launches": [GOOD | {"launch": {"rows": 8}}]},
+        "'launch' has the fields ['rows']; expected ['det"),
+    ({"launches": [GOOD | {"launch": GOOD["launch"] | {"rows": 7}}]}, "(a.b): Launch: rows is 7"),
+    ({"launches": [GOOD | {"microseconds": "1"}]},
+        "'microseconds' is \"1\"; expected a number or null"),
+])  # fmt: skip
 def test_invalid_file_is_refused(tmp_path, content, message):
     path = tmp_path / "bad.json"
     if isinstance(content, dict) and content.keys() == {"launches"}:
@@ -458,19 +440,16 @@ def test_interrupted_run_keeps_finished_kernels(interpreted, instantly, tmp_path
     assert [kernel for kernel, _ in _files.read(path).entries] == done
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ([], 2, "Missing option '--out'"),
-        (["--output", "missing/a.json"], 2, "'missing' is not a writable folder"),
-        (["--output", "old.json"], 2, "'old.json' exists; pass --update to replace"),
-        (["--output", "old.json", "--update"], 2, "was measured on NVIDIA H200, this is"),
-        (["--output", "old.json", "--update", "--resume"], 2, "exclude each other; choose one"),
-        (["--output", "bad.json", "--resume"], 2, "bad.json is not JSON"),
-        (["--output", "new.json", "--shape", "large"], 2, "'large' is not a shape"),
-        (["--output", "new.json", "--shape", "ffn"], 1, "lookup: runs on gpu, the call runs on"),
-    ],
-)
+@pytest.mark.parametrize(("words", "code", "message"), [
+    ([], 2, "Missing option '--out'"),
+    (["--output", "missing/a.json"], 2, "'missing' is not a writable folder"),
+    (["--output", "old.json"], 2, "'old.json' exists; pass --update to replace"),
+    (["--output", "old.json", "--update"], 2, "was measured on NVIDIA H200, this is"),
+    (["--output", "old.json", "--update", "--resume"], 2, "exclude each other; choose one"),
+    (["--output", "bad.json", "--resume"], 2, "bad.json is not JSON"),
+    (["--output", "new.json", "--shape", "large"], 2, "'large' is not a shape"),
+    (["--output", "new.json", "--shape", "ffn"], 1, "lookup: runs on gpu, the call runs on"),
+])  # fmt: skip
 def test_errors_come_before_measurements(words, code, message, tmp_path, monkeypatch):
     if jax.default_backend() != "cpu" and code == 1:
         pytest.skip("tests the error of a machine without a GPU")

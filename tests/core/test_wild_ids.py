@@ -354,11 +354,11 @@ def test_trained_variables_of_other_ids(layer, taken):
             use(other)
     same = nnx_layer(LAYERS[layer])
     nnx.update(same, state)
-    same(x)
+    run_jitted(same, x)
     nnx.update(other, nnx.state(one))
     assert nnx.split(other)[0] == structure
     run_jitted(other, x)
-    other(x)
+    lutjax_nnx.check(other)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -193,18 +193,23 @@ def test_layers_read_the_chosen_wires(name):
     wires = chosen_of(case, arrays)
     fixed = case._replace(options={**case.options, "wiring": "balanced"})
     others = {k: v for k, v in arrays.items() if k not in ("scores", "wires")}
-    got, want = (
-        jax.vjp(lambda trained, x, c=c, more=more: c.spec({**trained, **more}, x), others, x)
+    dy = random(jax.eval_shape(case.spec, arrays, x).shape)
+
+    @jax.jit
+    def results(others, x, arrays):
+        found = []
         for c, more in (
             (case, {k: v for k, v in arrays.items() if k in ("scores", "wires")}),
             (fixed, {"wires": jnp.asarray(wires, jnp.int32)}),
-        )
-    )
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
-    dy = random(got[0].shape)
-    for a, b in zip(jax.tree.leaves(got[1](dy)), jax.tree.leaves(want[1](dy)), strict=True):
+        ):
+            y, pull = jax.vjp(lambda trained, x: c.spec({**trained, **more}, x), others, x)  # noqa: B023
+            found.append((y, pull(dy)))
+        return *found, case.spec(arrays, x, deterministic=True)
+
+    actual, expected, hard = results(others, x, arrays)
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(actual[1]), jax.tree.leaves(expected[1]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    hard = case.spec(arrays, x, deterministic=True)
     first = x if "feature_axis" in case.options else jnp.moveaxis(x, -1, 0)
     bits = first.reshape(7, -1)
     found, tables = case.spec.truth_tables(arrays)

@@ -112,14 +112,11 @@ def test_long_sequences():
     jax.tree.map(lambda a, e: testing.assert_close("8192 places", a, e, 1e-5), actual, expected)
 
 
-@pytest.mark.parametrize(
-    ("op", "sizes"),
-    [
-        ("lookup", {"batch": 512, "detectors": 8}),
-        ("weighted_lookup", {"batch": 512, "detectors": 8}),
-        ("lookup_attention", {"batch": 8, "queries": 64}),
-    ],
-)
+@pytest.mark.parametrize(("op", "sizes"), [
+    ("lookup", {"batch": 512, "detectors": 8}),
+    ("weighted_lookup", {"batch": 512, "detectors": 8}),
+    ("lookup_attention", {"batch": 8, "queries": 64}),
+])  # fmt: skip
 def test_fixed_point_is_the_same_every_time(op, sizes):
     """Atomic sums in arbitrary order."""
     case = testing.case(op, "primes", **sizes)
@@ -146,18 +143,14 @@ def test_fixed_point_is_the_same_every_time(op, sizes):
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(
-    ("read", "dtype", "sizes", "n_parts"),
-    [
-        (reads.Confidence(2), "float32", (8195, 8, 33, 8, 48), 1),
-        (reads.Confidence(2), "bfloat16", (4101, 8, 64, 8, 33), 1),
-        (reads.Confidence(1), "bfloat16", (5000, 4, 321, 4, 32), 1),
-        (reads.Hard(), "float32", (4096, 5, 513, 3, 16), 1),
-        (reads.Blend(), "float32", (5000, 2, 400, 5, 16), 1),
-        (reads.Confidence(2), "float32", (16387, 8, 64, 8, 48), 3),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("read", "dtype", "sizes", "n_parts"), [
+    (reads.Confidence(2), "float32", (8195, 8, 33, 8, 48), 1),
+    (reads.Confidence(2), "bfloat16", (4101, 8, 64, 8, 33), 1),
+    (reads.Confidence(1), "bfloat16", (5000, 4, 321, 4, 32), 1),
+    (reads.Hard(), "float32", (4096, 5, 513, 3, 16), 1),
+    (reads.Blend(), "float32", (5000, 2, 400, 5, 16), 1),
+    (reads.Confidence(2), "float32", (16387, 8, 64, 8, 48), 3),
+], ids=str)  # fmt: skip
 def test_tables_that_are_summed_by_owners(monkeypatch, read, dtype, sizes, n_parts):
     """Sums match plain JAX and are bitwise reproducible."""
     from lutjax.kernels._triton import _owned_columns
@@ -230,16 +223,13 @@ def test_a_part_of_tables_moves_by_itself(first, within):
     np.testing.assert_allclose(found["triton"], found["xla"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "sizes"),
-    [
-        ("groups", {"detectors": 63, "outputs": 48}),
-        ("hard", {"detectors": 7, "outputs": 48}),
-        ("single", {"detectors": 12, "outputs": 64}),
-        ("sum_groups", {"detectors": 63, "outputs": 30, "bits": 6}),
-        ("shared_input", {"detectors": 12, "outputs": 17}),
-    ],
-)
+@pytest.mark.parametrize(("shape", "sizes"), [
+    ("groups", {"detectors": 63, "outputs": 48}),
+    ("hard", {"detectors": 7, "outputs": 48}),
+    ("single", {"detectors": 12, "outputs": 64}),
+    ("sum_groups", {"detectors": 63, "outputs": 30, "bits": 6}),
+    ("shared_input", {"detectors": 12, "outputs": 17}),
+])  # fmt: skip
 def test_scored_rows_from_shared_memory(shape, sizes):
     """Maximum table sizes, and partially filled sample blocks."""
     case = testing.case("scored_lut", shape, **{"batch": 1100, "inputs": 40, "bits": 8, **sizes})

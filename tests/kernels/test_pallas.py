@@ -268,16 +268,10 @@ def test_names_of_devices():
     assert _tpus.generation(Device(lutjax.Backend.CPU, "cpu")) is None
 
 
-@pytest.mark.parametrize(
-    ("device", "why"),
-    [
-        (Device(lutjax.Backend.TPU, "TPU v3"), "needs a TPU v4, v5e, v5p, v6e or v7x, not TPU v3"),
-        (
-            Device(lutjax.Backend.CPU, "cpu"),
-            r"pallas/tpu \(.*\): runs on tpu, the call runs on cpu",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("device", "why"), [
+    (Device(lutjax.Backend.TPU, "TPU v3"), "needs a TPU v4, v5e, v5p, v6e or v7x, not TPU v3"),
+    (Device(lutjax.Backend.CPU, "cpu"), r"pallas/tpu \(.*\): runs on tpu, the call runs on cpu"),
+])  # fmt: skip
 def test_why_not_on_tensor_cores(device, why):
     call = lookups()[0]
     with pytest.raises(lutjax.NoImplementationError, match=why):

@@ -47,15 +47,12 @@ def test_lookup_of_any_ids_on_gpus(batch, detectors, bits, outputs, dtype):
     check_plain_jax("lookup", look_up, dy, weights, d.margin)
 
 
-@pytest.mark.parametrize(
-    ("batch", "gates", "bits", "dtype"),
-    [
-        (83, 21, 6, "float32"),
-        (1037, 13, 3, "bfloat16"),
-        (515, 5, 8, "float32"),
-        (2048, 9, 1, "float16"),
-    ],
-)
+@pytest.mark.parametrize(("batch", "gates", "bits", "dtype"), [
+    (83, 21, 6, "float32"),
+    (1037, 13, 3, "bfloat16"),
+    (515, 5, 8, "float32"),
+    (2048, 9, 1, "float16"),
+])  # fmt: skip
 def test_binary_lut_of_any_ids_on_gpus(batch, gates, bits, dtype):
     """Far out-of-range wires and readers, more readers than one read handles, and NaN."""
     generator = np.random.default_rng(0)

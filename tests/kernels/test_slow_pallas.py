@@ -112,18 +112,15 @@ def test_look_ups_in_blocks(monkeypatch, bits, many_rows):
 MANY = {"batch": 130, "detectors": 33, "bits": 3, "outputs": 130}
 
 
-@pytest.mark.parametrize(
-    ("op", "size", "sizes"),
-    [
-        ("weighted_lookup", "groups", {"batch": 130, "detectors": 9, "outputs": 130}),
-        ("weighted_lookup", "primes", {"rows": 20, "outputs": 130}),
-        ("lookup", "groups", {"batch": 130, "detectors": 9, "outputs": 130}),
-        ("scored_lut", "groups", MANY),
-        ("scored_lut", "sum_groups", MANY),
-        ("scored_lut", "shared_input", {"batch": 130, "detectors": 33}),
-        ("scored_lut", "powers", {"batch": 130, "detectors": 22}),
-    ],
-)
+@pytest.mark.parametrize(("op", "size", "sizes"), [
+    ("weighted_lookup", "groups", {"batch": 130, "detectors": 9, "outputs": 130}),
+    ("weighted_lookup", "primes", {"rows": 20, "outputs": 130}),
+    ("lookup", "groups", {"batch": 130, "detectors": 9, "outputs": 130}),
+    ("scored_lut", "groups", MANY),
+    ("scored_lut", "sum_groups", MANY),
+    ("scored_lut", "shared_input", {"batch": 130, "detectors": 33}),
+    ("scored_lut", "powers", {"batch": 130, "detectors": 22}),
+])  # fmt: skip
 @interpreted
 def test_weighted_rows_in_blocks(monkeypatch, op, size, sizes):
     pallas_interpreter.use_small_blocks(monkeypatch, reads=False)
@@ -180,16 +177,13 @@ def test_detect_in_blocks(batch, monkeypatch):
     np.testing.assert_array_equal(found.flip, expected.flip)
 
 
-@pytest.mark.parametrize(
-    ("start", "window", "segments"),
-    [
-        (0, None, False),
-        (3, 4, True),
-        (-2, 3, False),
-        (2**31 - 9, None, True),
-        (-(2**30), None, False),
-    ],
-)
+@pytest.mark.parametrize(("start", "window", "segments"), [
+    (0, None, False),
+    (3, 4, True),
+    (-2, 3, False),
+    (2**31 - 9, None, True),
+    (-(2**30), None, False),
+])  # fmt: skip
 @interpreted
 def test_pairs_in_blocks(start, window, segments, monkeypatch):
     """Two sample blocks, two row slices, several loop iterations."""
@@ -363,18 +357,12 @@ def scored_interpreted():
 
 
 @mosaic
-@pytest.mark.parametrize(
-    ("shape", "dtype", "transformation"),
-    [
-        *(
-            (shape, "float32", "jit")
-            for shape in testing.shapes("scored_lut")
-            if not shape.startswith(("empty", "powers"))
-        ),
-        *(("groups", dtype, "jit") for dtype in ("bfloat16", "float16")),
-        *(("split", "float32", t) for t in testing.TRANSFORMATIONS if t not in ("export", "jit")),
-    ],
-)
+@pytest.mark.parametrize(("shape", "dtype", "transformation"), [
+    *((shape, "float32", "jit") for shape in testing.shapes("scored_lut")
+      if not shape.startswith(("empty", "powers"))),
+    *(("groups", dtype, "jit") for dtype in ("bfloat16", "float16")),
+    *(("split", "float32", t) for t in testing.TRANSFORMATIONS if t not in ("export", "jit")),
+])  # fmt: skip
 @pytest.mark.usefixtures("scored_interpreted")
 def test_scored_lut_on_gpus(shape, dtype, transformation):
     testing.check(testing.case("scored_lut", shape, dtype), "pallas", transformation=transformation)

@@ -106,15 +106,12 @@ def test_blocks_of_detectors_in_several_groups(monkeypatch):
         testing.check_update(case, "triton", tables.SGD(weight_decay=0.25))
 
 
-@pytest.mark.parametrize(
-    ("shape", "sizes"),
-    [
-        ("funnel", (4, 8, 0)),
-        ("primes", (4, 4, 3)),
-        ("large_fan_out", (1, 32, 2)),
-        ("one", (1, 1, 0)),
-    ],
-)
+@pytest.mark.parametrize(("shape", "sizes"), [
+    ("funnel", (4, 8, 0)),
+    ("primes", (4, 4, 3)),
+    ("large_fan_out", (1, 32, 2)),
+    ("one", (1, 1, 0)),
+])  # fmt: skip
 @interpreted
 def test_networks_in_tiles_and_blocks(shape, sizes):
     launch = tuning.Launch(
@@ -311,13 +308,10 @@ def test_all_of_sums_of_owners_compiles(monkeypatch, launches):
     triton_compiler.check_compilation(launches)
 
 
-@pytest.mark.parametrize(
-    ("op", "dtype", "accumulate"),
-    [
-        *((op, dtype, None) for op in OPS for dtype in ("bfloat16", "float16", "float64")),
-        *((op, "float32", lutjax.FixedPoint(2.0**16)) for op in SUMMED),
-    ],
-)
+@pytest.mark.parametrize(("op", "dtype", "accumulate"), [
+    *((op, dtype, None) for op in OPS for dtype in ("bfloat16", "float16", "float64")),
+    *((op, "float32", lutjax.FixedPoint(2.0**16)) for op in SUMMED),
+])  # fmt: skip
 def test_compiles_in_other_arithmetic(op, dtype, accumulate, launches):
     with jax.enable_x64(dtype == "float64"):
         triton_compiler.trace(testing.case(op, fast_size(op), dtype), GPUS[90], accumulate)
@@ -350,19 +344,13 @@ TABLES = {"n_detectors": 8, "n_anchors": 3}
 FIELDS = {"groups": (2, 2), "receptive": 3, "projective": 2}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda rngs: layers.ConvLUT(
-            (6, 6, 4), 6, kernel=3, padding=1, stride=2, groups=2, **TABLES, rngs=rngs
-        ),
-        lambda rngs: layers.WindowLUT((6, 6, 4), 6, kernel=3, stride=3, **TABLES, rngs=rngs),
-        lambda rngs: layers.SpatialLUT(
-            wiring.projections(None, (6, 6, 4), (3, 3), **FIELDS), **TABLES, rngs=rngs
-        ),
-    ],
-    ids=["conv", "windows", "fields"],
-)
+@pytest.mark.parametrize("make", [
+    lambda rngs: layers.ConvLUT((6, 6, 4), 6, kernel=3, padding=1, stride=2, groups=2, **TABLES,
+        rngs=rngs),
+    lambda rngs: layers.WindowLUT((6, 6, 4), 6, kernel=3, stride=3, **TABLES, rngs=rngs),
+    lambda rngs: layers.SpatialLUT(wiring.projections(None, (6, 6, 4), (3, 3), **FIELDS), **TABLES,
+        rngs=rngs),
+], ids=["conv", "windows", "fields"])  # fmt: skip
 def test_layers_over_images_compile(make, launches):
     triton_compiler.trace_layer(make, jax.ShapeDtypeStruct((512, 6, 6, 4), jnp.float32))
     found = {kernel.fn.__name__ for kernel, _ in launches}

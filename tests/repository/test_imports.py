@@ -53,21 +53,16 @@ def private_uses(module: str, text: str) -> Iterator[str]:
             yield name
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("from lutjax.values._ids import check", ["lutjax.values._ids.check"]),
-        ("from lutjax.values import _ids, Edges", ["lutjax.values._ids"]),
-        ("def f():\n  import lutjax.values._ids as ids", ["lutjax.values._ids"]),
-        (
-            "import lutjax.values\nlutjax.values._ids.check()",
-            ["lutjax.values._ids", "lutjax.values._ids.check"],
-        ),
-        ("from lutjax import values\nvalues._ids", ["lutjax.values._ids"]),
-        ("from lutjax.circuits import _names", ["lutjax.circuits._names"]),
-        ("from lutjax.cli import _main\nfrom lutjax import __version__\nfrom os import _exit", []),
-    ],
-)
+@pytest.mark.parametrize(("text", "found"), [
+    ("from lutjax.values._ids import check", ["lutjax.values._ids.check"]),
+    ("from lutjax.values import _ids, Edges", ["lutjax.values._ids"]),
+    ("def f():\n  import lutjax.values._ids as ids", ["lutjax.values._ids"]),
+    ("import lutjax.values\nlutjax.values._ids.check()",
+        ["lutjax.values._ids", "lutjax.values._ids.check"]),
+    ("from lutjax import values\nvalues._ids", ["lutjax.values._ids"]),
+    ("from lutjax.circuits import _names", ["lutjax.circuits._names"]),
+    ("from lutjax.cli import _main\nfrom lutjax import __version__\nfrom os import _exit", []),
+])  # fmt: skip
 def test_private_uses_are_found(text: str, found: list[str]) -> None:
     assert list(private_uses("lutjax.training.lm", text)) == found
 

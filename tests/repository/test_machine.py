@@ -43,31 +43,25 @@ def test_a_module_that_touches_a_device_is_not_collected(tmp_path):
     assert "Unable to initialize backend 'none while tests are collected'" in found.stdout
 
 
-@pytest.mark.parametrize(
-    ("markers", "expected"),
-    [
-        ("gpu", True),
-        ("slow and gpu", True),
-        ("not gpu", False),
-        ("slow and not gpu", False),
-        ("", False),
-    ],
-)
+@pytest.mark.parametrize(("markers", "expected"), [
+    ("gpu", True),
+    ("slow and gpu", True),
+    ("not gpu", False),
+    ("slow and not gpu", False),
+    ("", False),
+])  # fmt: skip
 def test_markers_that_ask_for_a_gpu(markers, expected):
     assert machine.is_for_a_gpu(markers) == expected
 
 
-@pytest.mark.parametrize(
-    ("cores", "name", "memory", "expected"),
-    [
-        (16, "gpu", 141e9, 16),
-        (16, "gpu", 22e9, 5),
-        (4, "gpu", 141e9, 4),
-        (8, "gpu", 1e9, 1),
-        (16, "cpu", 0, 4),
-        (2, "cpu", 0, 2),
-    ],
-)
+@pytest.mark.parametrize(("cores", "name", "memory", "expected"), [
+    (16, "gpu", 141e9, 16),
+    (16, "gpu", 22e9, 5),
+    (4, "gpu", 141e9, 4),
+    (8, "gpu", 1e9, 1),
+    (16, "cpu", 0, 4),
+    (2, "cpu", 0, 2),
+])  # fmt: skip
 def test_workers(cores, name, memory, expected):
     assert machine.workers(cores, name, memory) == expected
 

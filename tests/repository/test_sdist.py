@@ -14,12 +14,9 @@ from folders import ROOT
 BUILD = "import hatchling.build, sys; print(hatchling.build.build_sdist(sys.argv[1]))"
 # Tests that read files of the repository, and a few that compute.
 SELECTION = (
-    "repository/test_docs.py",
-    "core/test_status.py",
-    "repository/test_coverage.py",
-    "core/test_golden.py",
-    "repository/test_sdist.py",
-)
+    "repository/test_docs.py", "core/test_status.py", "repository/test_coverage.py",
+    "core/test_golden.py", "repository/test_sdist.py",
+)  # fmt: skip
 SELECTED = "not docstrings and not (test_recorded and reference)"
 
 

@@ -55,13 +55,10 @@ LAYERS = {
     "groups": (LUT, (6, 4), {"n_detectors": 6, "n_anchors": 3, "groups": 2, "epsilon": 2.0}),
     "no_pairs": (LUT, (3, 4), {"n_detectors": 2, "n_anchors": 0}),
     "by_row": (SparseLUT, (5, 9), {"n_detectors": 6, "n_anchors": 3, "n_targets": 4}),
-    "by_table": (
-        SparseLUT,
-        (8, 12),
-        {"n_detectors": 4, "n_anchors": 2, "n_targets": 2, "targets_per": "table", "groups": 2},
-    ),
+    "by_table": (SparseLUT, (8, 12),
+        {"n_detectors": 4, "n_anchors": 2, "n_targets": 2, "targets_per": "table", "groups": 2}),
     "given": (SparseLUT, (4, 4), {"n_detectors": 3, "n_anchors": 1, "targets": SLOTS}),
-}
+}  # fmt: skip
 """A layer for each kind; few inputs produce repeated pairs within a detector, and ids in both orders."""
 
 

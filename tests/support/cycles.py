@@ -9,25 +9,11 @@ import numpy as np
 from lutjax.circuits import aiger, yosys
 
 COMMANDS = (
-    *(
-        "read_verilog a.v",
-        "hierarchy -check -top {top}",
-        "proc",
-        "flatten",
-        "opt",
-        "memory -nomap",
-        "memory_map",
-    ),
-    *(
-        "opt",
-        "techmap",
-        "dffunmap",
-        "setundef -zero",
-        "opt_clean -purge",
-        "aigmap",
-        "write_aiger -ascii -symbols a.aag",
-    ),
-)
+    *("read_verilog a.v", "hierarchy -check -top {top}", "proc", "flatten", "opt", "memory -nomap",
+        "memory_map"),
+    *("opt", "techmap", "dffunmap", "setundef -zero", "opt_clean -purge", "aigmap",
+        "write_aiger -ascii -symbols a.aag"),
+)  # fmt: skip
 
 
 class Machine:

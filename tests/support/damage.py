@@ -13,17 +13,9 @@ from collections.abc import Callable
 Damage = Callable[[bytes, random.Random], bytes]
 
 NUMBERS = (
-    "-1",
-    "0",
-    "1",
-    "3",
-    "256",
-    "65535",
-    "2147483648",
-    "400000000",
-    "9223372036854775807",
+    "-1", "0", "1", "3", "256", "65535", "2147483648", "400000000", "9223372036854775807",
     "1" + "0" * 30,
-)
+)  # fmt: skip
 """Replacement numbers."""
 
 VALUES = (

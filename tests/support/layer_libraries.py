@@ -241,3 +241,10 @@ def options_of(cls: type) -> dict[str, Any]:
     own = {"anchors", "targets", "wires", "thresholds", "decode", "deterministic", "parent", "name"}
     own |= {"class_name", "targets_shape", "edge_sizes", "wires_fan_out", "has_widths"}
     return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in own}
+
+
+def assert_outputs_agree(case: Case) -> None:
+    """Assert that all libraries agree on a random input and cotangent."""
+    arrays, x = variables_of(case), inputs_of(case)
+    y = jax.eval_shape(case.spec, arrays, x, **case.call)
+    assert_libraries_agree(case, arrays, x, jax.random.normal(jax.random.key(2), y.shape, y.dtype))

@@ -166,13 +166,8 @@ TREES = [
 ]  # fmt: skip
 
 CA_SIZES = [
-    "--channels=2",
-    "--kernels=2",
-    "--perception=8,2",
-    "--update=8,2",
-    "--size=6",
-    "--n-steps=3",
-]
+    "--channels=2", "--kernels=2", "--perception=8,2", "--update=8,2", "--size=6", "--n-steps=3",
+]  # fmt: skip
 CA = [
     "--experiment=checkerboard-async",
     *CA_SIZES,

@@ -10,14 +10,9 @@ from cases import slow_where
 import lutjax
 
 NAMES = (
-    "xla",
-    "xla, accelerators",
-    "xla, TPUs",
-    "triton",
-    "triton, counted",
-    "pallas/tpu",
+    "xla", "xla, accelerators", "xla, TPUs", "triton", "triton, counted", "pallas/tpu",
     "pallas/tpu, resident",
-)
+)  # fmt: skip
 
 
 def implements(name, op):
