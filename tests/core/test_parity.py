@@ -248,11 +248,8 @@ def is_slow_gradient(op, implementation, size, dtype, transformation):
         return testing.cases_of(op).is_slow
     if op == "lookup":
         return dtype == "float16" or transformation not in FAST_FACTORED
-    return (
-        op not in ("sparse_lookup", "scored_lut", "lookup_attention")
-        or dtype is not None
-        or size == "split"
-    )
+    fast = ("sparse_lookup", "scored_lut", "lookup_attention")
+    return op not in fast or dtype is not None or size in ("split", "tiles", "ties")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +300,8 @@ UPDATES = [
 def is_slow_update(op, implementation, size, dtype, rule):
     if rule == MOMENTUM:  # needs the sums of each row, and which rows were looked up
         module = testing.cases_of(op)
-        return module.is_slow or size not in module.tagged(Tag.DTYPES)
+        sizes = set(module.tagged(Tag.DTYPES)) - {"tiles", "targets_of_tables"}
+        return module.is_slow or size not in sizes
     return (
         dtype == "float16"
         or op not in ("lookup", "scored_lut")

@@ -111,9 +111,14 @@ def by_kind(case: Case, arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def nnx_layer(case: Case, arrays: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    if case.layer not in ("GroupSum", "Thermometer"):  # which draw nothing
-        options["rngs"] = nnx.Rngs(0)
-    layer = getattr(lutjax_nnx, case.layer)(*case.sizes, **case.options, **options)
+    """Return an NNX layer; if all of its arrays are given, none is initialized."""
+
+    def create() -> Any:
+        rngs = {} if case.layer in ("GroupSum", "Thermometer") else {"rngs": nnx.Rngs(0)}
+        return getattr(lutjax_nnx, case.layer)(*case.sizes, **case.options, **rngs, **options)
+
+    names = {v.name for v in case.spec.variables()}
+    layer = nnx.eval_shape(create) if names == (arrays or {}).keys() else create()
     for name, array in (arrays or {}).items():
         getattr(layer, name).set_value(array)
     return layer
