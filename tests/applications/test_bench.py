@@ -262,8 +262,8 @@ def test_rows_of_lookups_have_the_shapes_of_their_traffic(text, dtype):
 @pytest.mark.parametrize("text", slow_except(GATES.values(), "binary_lut", ids=GATES), ids=GATES)
 def test_rows_of_gates_are_forward_and_dense(text):
     shape = shapes.parse(text)
-    found = list(measurements.measurements(shape, dtype="bfloat16"))
-    assert {c.row: c.kernel_names for c in found} == dict.fromkeys(
+    actual = list(measurements.measurements(shape, dtype="bfloat16"))
+    assert {c.row: c.kernel_names for c in actual} == dict.fromkeys(
         ("forward", "dense"), f"{shape.op}: xla"
     )
     y, gradients = outputs(shape, "dense", "bfloat16")
@@ -406,14 +406,14 @@ class TestSlow:
     def test_integer_tables_have_only_a_forward_row(self, dtype):
         """8 samples, 2 groups with 4 inputs and 3 outputs, 4 int8 tables with 4 rows each."""
         shape = shapes.parse("scored-int8:8,4,3,4,2,2")
-        (found,) = measurements.measurements(shape, dtype=dtype)
-        assert (found.row, found.kernel_names, found.table_bytes) == (
+        (actual,) = measurements.measurements(shape, dtype=dtype)
+        assert (actual.row, actual.kernel_names, actual.table_bytes) == (
             "forward",
             "scored_lut: xla",
             4 * 4 * 3,
         )
         numbers_in, ids, rows = 2 * 8 * 4 + 3, 2 * 4 * 2, 2 * 8 * 4 * 3
-        assert found.bytes_moved == (numbers_in + ids) * 4 + rows + 2 * 8 * 3 * 4
+        assert actual.bytes_moved == (numbers_in + ids) * 4 + rows + 2 * 8 * 3 * 4
         params, constants = measurements.arguments(shape, "forward", dtype)
         assert "weights" not in params
         assert constants["weights"].dtype == jnp.int8

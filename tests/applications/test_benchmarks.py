@@ -84,12 +84,12 @@ class TestSlow:
         rows = tmp_path / "rows.jsonl"
         options = ["--rows", str(rows), "--only", *small, "--splits", "0", "--steps", "60"]
         images.main(["--data", str(few), *options])
-        found = {
+        result = {
             row["learner"]: row["right"] for row in map(json.loads, rows.read_text().splitlines())
         }
-        assert set(found) == set(small)
-        assert found["CNN"] > 50
-        assert found["convolutions of tables"] > 50
+        assert set(result) == set(small)
+        assert result["CNN"] > 50
+        assert result["convolutions of tables"] > 50
         assert all(name in images.page_table(rows) for name in small)
 
     @needs_devices(8)
@@ -106,17 +106,17 @@ class TestSlow:
     )  # fmt: skip
     def test_both_ways_learn_the_same(self, programs, names):
         """With detector sharding, devices all-reduce each lookup output and every input cotangent except the first."""
-        devices, found = programs["devices"], {}
+        devices, result = programs["devices"], {}
         for case in devices.cases(8, tiny=True):
             if case.name in names:
                 program = devices.Program(case)
                 program.start()
-                found[case.name] = program, program.run(2)[1]
-        assert set(found) == set(names)
-        for name, (_, loss) in found.items():
-            np.testing.assert_allclose(loss, found[names[0]][1], rtol=1e-5, err_msg=name)
-        if "reference:1x8:jit" in found:
-            program = found["reference:1x8:jit"][0]
+                result[case.name] = program, program.run(2)[1]
+        assert set(result) == set(names)
+        for name, (_, loss) in result.items():
+            np.testing.assert_allclose(loss, result[names[0]][1], rtol=1e-5, err_msg=name)
+        if "reference:1x8:jit" in result:
+            program = result["reference:1x8:jit"][0]
             sizes = 4 * program.subject.features + program.subject.vocab
             n_bytes = 4 * program.case.batch * program.subject.context * sizes
             assert devices.collectives(program.compiled.as_text()) == {"all-reduce": (5, n_bytes)}

@@ -112,15 +112,15 @@ def test_tables_in_fewer_bits(table_dtype, tmp_path):
     sizes = [(tmp_path / name / TENSORS).stat().st_size for name in ("whole", "saved")]
     assert sizes[1] < sizes[0]
     loaded = lutjax.load(tmp_path / "saved", into=layers.LUT(8, 5, **SIZES, rngs=nnx.Rngs(1)))
-    found, want = np.asarray(loaded.weights[...]), np.asarray(layer.weights[...])
-    assert found.dtype == np.float32
+    actual, want = np.asarray(loaded.weights[...]), np.asarray(layer.weights[...])
+    assert actual.dtype == np.float32
     if table_dtype == "bfloat16":
-        np.testing.assert_array_equal(found, want.astype(jnp.bfloat16).astype(np.float32))
+        np.testing.assert_array_equal(actual, want.astype(jnp.bfloat16).astype(np.float32))
     else:
         quantized = lutjax.quantize_tables(layer.weights[...], groups=4)
         unit = np.ldexp(np.float32(1), np.asarray(quantized.exponents))[:, None]
-        np.testing.assert_array_equal(found, np.asarray(quantized.values) * unit)
-        assert (np.abs(found - want) <= unit).all()
+        np.testing.assert_array_equal(actual, np.asarray(quantized.values) * unit)
+        assert (np.abs(actual - want) <= unit).all()
     np.testing.assert_array_equal(loaded.anchors[...], layer.anchors[...])
 
 
@@ -155,11 +155,11 @@ def test_edge_lists_in_fewer_bits(table_dtype, tmp_path):
         table_dtype,
         "weights.scale" if table_dtype == "int8" else None,
     )
-    found = np.asarray(lutjax.load(tmp_path).weights[...])
+    result = np.asarray(lutjax.load(tmp_path).weights[...])
     if table_dtype == "int8":
-        np.testing.assert_array_equal(found, np.round(weights * 64) / 64)
+        np.testing.assert_array_equal(result, np.round(weights * 64) / 64)
     else:
-        np.testing.assert_array_equal(found, weights.astype(table_dtype).astype(np.float32))
+        np.testing.assert_array_equal(result, weights.astype(table_dtype).astype(np.float32))
     linen_layer = linen_layers.SparseLUT(5, 2, **sizes)
     variables = linen_layer.init(jax.random.key(0), X[:, :5])
     tables = linen_layers.tables_of(linen_layer.init, jax.random.key(0), X[:, :5])
@@ -175,9 +175,9 @@ def same(loaded, saved):
 
 def same_arrays(loaded, saved):
     states = (nnx.to_flat_state(nnx.state(one, nnx.Not(nnx.RngState))) for one in (loaded, saved))
-    for (path, found), (other, want) in zip(*states, strict=True):
+    for (path, actual), (other, want) in zip(*states, strict=True):
         assert path == other
-        np.testing.assert_array_equal(found[...], want[...])
+        np.testing.assert_array_equal(actual[...], want[...])
 
 
 @pytest.mark.parametrize(
@@ -251,9 +251,9 @@ def test_hostile_layers(change, message, tmp_path):
     if message is None:
         lutjax.load(tmp_path)
         return
-    with pytest.raises(BundleError, match=message) as found:
+    with pytest.raises(BundleError, match=message) as result:
         lutjax.load(tmp_path)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(result.value)
 
 
 class Net(nnx.Module):
@@ -343,9 +343,9 @@ def test_trees_come_back(tmp_path):
     lutjax.save(tree, tmp_path)
     for loaded in (lutjax.load(tmp_path), lutjax.load(tmp_path, into=tree)):
         assert jax.tree.structure(loaded) == jax.tree.structure(tree)
-        for found, want in zip(jax.tree.leaves(loaded), jax.tree.leaves(tree), strict=True):
-            assert found.dtype == want.dtype
-            np.testing.assert_array_equal(found, want)
+        for actual, want in zip(jax.tree.leaves(loaded), jax.tree.leaves(tree), strict=True):
+            assert actual.dtype == want.dtype
+            np.testing.assert_array_equal(actual, want)
 
 
 @given(hnp.arrays(np.float32, (2, 4, 3), elements=st.floats(-(2.0**40), 2.0**40, width=32)))
@@ -464,9 +464,9 @@ def header(folder, change):
     """Change the tensor header and update its digest in the config."""
     content = (folder / TENSORS).read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
-    found = json.loads(content[8 : 8 + length])
-    change(found)
-    text = json.dumps(found).encode()
+    result = json.loads(content[8 : 8 + length])
+    change(result)
+    text = json.dumps(result).encode()
     (folder / TENSORS).write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
     config = json.loads((folder / CONFIG).read_bytes())
     size = (folder / TENSORS).stat().st_size
@@ -475,9 +475,9 @@ def header(folder, change):
 
 
 def config(folder, change):
-    found = json.loads((folder / CONFIG).read_bytes())
-    change(found)
-    (folder / CONFIG).write_text(json.dumps(found))
+    result = json.loads((folder / CONFIG).read_bytes())
+    change(result)
+    (folder / CONFIG).write_text(json.dumps(result))
 
 
 def link(folder, name):
@@ -535,10 +535,10 @@ HOSTILE = {
 def test_hostile_bundles(what, bundle):
     change, message = HOSTILE[what]
     change(bundle)
-    with pytest.raises(BundleError, match=message) as found:
+    with pytest.raises(BundleError, match=message) as result:
         lutjax.load(bundle, into=Net(seed=1))
-    assert "\n" not in str(found.value)
-    assert len(str(found.value)) < 600
+    assert "\n" not in str(result.value)
+    assert len(str(result.value)) < 600
 
 
 @pytest.fixture(scope="module")
@@ -566,6 +566,6 @@ def test_hostile_configs(change, message, saved_digits, tmp_path):
     if message is None:  # fields of later versions have defaults
         lutjax.load(tmp_path / "saved")
         return
-    with pytest.raises(BundleError, match=message) as found:
+    with pytest.raises(BundleError, match=message) as result:
         lutjax.load(tmp_path / "saved")
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(result.value)

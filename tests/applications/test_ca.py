@@ -59,8 +59,8 @@ def test_steps_are_those_of_a_simulation():
     state = np.random.default_rng(0).random((2, 4, 2)).astype(np.float32)
     soft = np.asarray(reference.gate_coefficients(model.logits[...], axis=0))
     expected = simulated(model, simulated(model, state, soft), soft)
-    found = jax.jit(lambda state: model(state, 2))(state)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    actual = jax.jit(lambda state: model(state, 2))(state)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("deterministic", [slow(False), True])
@@ -127,23 +127,23 @@ def test_outputs_of_kernels_start_in_different_directions(kernels, perception, e
         at = np.arange(kernels * perception[-1])
         for layer in reversed(wires[: len(perception) - 1]):
             at = layer[at, 0]
-        found = at % 8
-        directions[seed] = tuple(found)
+        actual = at % 8
+        directions[seed] = tuple(actual)
         # A soft automaton of such gates moves the cell that each output reads: the one in that direction.
         state = np.asarray(jax.random.uniform(jax.random.key(seed), (5, 5, 3)))
         gates = np.zeros((4, config.n_gates), np.float32)
         gates[1] = 1  # the first input
-        seen = np.stack([np.roll(state, (1 - y, 1 - x), (0, 1)) for y, x in NEIGHBORS])[found][
+        seen = np.stack([np.roll(state, (1 - y, 1 - x), (0, 1)) for y, x in NEIGHBORS])[actual][
             :, 2, 2
         ]
         inputs = np.concatenate([state[2, 2], seen.reshape(-1)])
         new = inputs[wires[len(perception) - 1][:, 0]][wires[-1][:, 0]]
         np.testing.assert_allclose(simulated(model, state, gates)[2, 2], new)
         if expected is None:
-            for kernel in found.reshape(kernels, -1):
+            for kernel in actual.reshape(kernels, -1):
                 assert len(set(kernel)) == len(kernel)
         else:
-            assert dict(zip(*np.unique(found, return_counts=True), strict=True)) == expected
+            assert dict(zip(*np.unique(actual, return_counts=True), strict=True)) == expected
         first = wires[len(perception) - 1]
         assert len({tuple(pair) for pair in first}) == len(first)
         assert len(set(first[:, 0])) == min(len(first), len(inputs) - 1)

@@ -139,8 +139,8 @@ def test_cifar(kind, tmp_path):
         images = np.concatenate([x for x, _ in some])
         assert part.shape == (32, 32, 3)
         for n, channel, row, column in [(0, 0, 0, 0), (1, 2, 31, 30), (4, 1, 7, 19)]:
-            found = part.x.reshape(-1, 32, 32, 3)[n, row, column, channel]
-            assert found == images[n, channel, row, column]
+            result = part.x.reshape(-1, 32, 32, 3)[n, row, column, channel]
+            assert result == images[n, channel, row, column]
         np.testing.assert_array_equal(part.y, np.concatenate([y for _, y in some]))
         assert part.classes == cifar.CLASSES
 
@@ -245,9 +245,9 @@ def test_a_table_is_encoded(tmp_path):
         [1, 0, 0, 1, 0, 0, 1, 0, 1],
         [1, 1, 0, 0, 1, 0, 1, 1, 0],
     ]
-    found = encoding.encode(table)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, expected)
+    actual = encoding.encode(table)
+    assert actual.dtype == np.float32
+    np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(encoding.labels(table), [0, 1, 0, 1])
     numbers = Encoding.fit(table, bits=0)
     np.testing.assert_array_equal(
@@ -273,10 +273,10 @@ def test_thresholds_separate_numbers():
         (5, rng.integers(0, 3, 30)),
         (1, np.array([1, 2])),
     ):
-        found = columns._thresholds(numbers.astype(float), bits)
-        assert len(found) == min(bits, len(np.unique(numbers)) - 1)
-        codes = [sum(n > t for t in found) for n in numbers]
-        assert len(set(codes)) == len(found) + 1
+        result = columns._thresholds(numbers.astype(float), bits)
+        assert len(result) == min(bits, len(np.unique(numbers)) - 1)
+        codes = [sum(n > t for t in result) for n in numbers]
+        assert len(set(codes)) == len(result) + 1
     spread = columns._thresholds(np.arange(100.0), 3)
     np.testing.assert_array_equal(
         np.histogram(np.arange(100), [-1, *(spread + 0.5), 100])[0], [25] * 4
@@ -513,8 +513,8 @@ def test_gates_in_words_mean_what_they_say():
     ):
         for word, operator in meaning.items():
             words = words.replace(word, operator)
-        found = [eval(words, {"a": bool(address & 1), "b": address > 1}) for address in range(4)]
-        assert found == truth.tolist(), words
+        result = [eval(words, {"a": bool(address & 1), "b": address > 1}) for address in range(4)]
+        assert result == truth.tolist(), words
     with pytest.raises(ValueError, match="truth has 8 entries"):
         reports.in_words(np.zeros((1, 8), bool), np.zeros((1, 3), int), "abc")
 
@@ -852,9 +852,9 @@ def test_cross_validation_finds_the_better_gate_cost():
         tau=2.0,
     )
     training = classifier.TrainingConfig(steps=150, batch_size=32, learning_rate=0.05)
-    found = _gate_costs.cross_validate(config, training, train, (0.0, 1e5))
-    assert found[0] == 1
-    assert found[1] < 0.8  # constants
+    result = _gate_costs.cross_validate(config, training, train, (0.0, 1e5))
+    assert result[0] == 1
+    assert result[1] < 0.8  # constants
 
 
 def test_a_report_has_the_gap_and_the_baselines(tmp_path):

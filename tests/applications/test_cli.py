@@ -207,15 +207,15 @@ def test_events_of_tensorboard(tmp_path):
         events.training([(4, 1.5)])
         events.test(4, 0.25)
     (file,) = tmp_path.iterdir()
-    data, found = file.read_bytes(), []
+    data, result = file.read_bytes(), []
     while data:
         size = int.from_bytes(data[:8], "little")
-        found.append(Event.FromString(data[12 : 12 + size]))
+        result.append(Event.FromString(data[12 : 12 + size]))
         data = data[16 + size :]
-    scalars = [(event.step, v.tag, v.simple_value) for event in found for v in event.summary.value]
+    scalars = [(event.step, v.tag, v.simple_value) for event in result for v in event.summary.value]
     assert scalars == [(4, "training_loss", 1.5), (4, "hard_accuracy", 0.25)]
     assert any(
-        event.session_log.status == 1 and event.step == 4 for event in found
+        event.session_log.status == 1 and event.step == 4 for event in result
     )  # forgets what was after step 3
 
 

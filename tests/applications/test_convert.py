@@ -33,7 +33,7 @@ IMAGE = ("shape", "padding", "pool", "pool_padding")
 
 
 def package(name):
-    return {"dwn": "torch-dwn"}.get(found := name.partition("_")[0], found)
+    return {"dwn": "torch-dwn"}.get(result := name.partition("_")[0], result)
 
 
 def case(name):
@@ -53,8 +53,8 @@ def case(name):
 
 
 def converted(name):
-    tensors, arguments, found = case(name)
-    return PACKAGES[package(name)](tensors, **arguments), found
+    tensors, arguments, result = case(name)
+    return PACKAGES[package(name)](tensors, **arguments), result
 
 
 @nnx.jit(static_argnames="given")
@@ -70,17 +70,17 @@ FAST = ("difflogic", "dwn_one_thermometer", "spiky")
 
 @pytest.mark.parametrize("name", slow_except(CASES, *FAST))
 def test_outputs(name, tmp_path):
-    model, found = converted(name)
+    model, result = converted(name)
     language = package(name) == "spiky"
-    hard = called(model, found["x"], HARD)
-    np.testing.assert_allclose(hard, found["hard"], rtol=0, atol=1e-5 if language else 1e-6)
+    hard = called(model, result["x"], HARD)
+    np.testing.assert_allclose(hard, result["hard"], rtol=0, atol=1e-5 if language else 1e-6)
     if not language:
-        np.testing.assert_array_equal(model.packed()(found["x"]), found["hard"].argmax(-1))
+        np.testing.assert_array_equal(model.packed()(result["x"]), result["hard"].argmax(-1))
     lutjax.save(model, tmp_path)
-    np.testing.assert_array_equal(called(lutjax.load(tmp_path), found["x"], HARD), hard)
+    np.testing.assert_array_equal(called(lutjax.load(tmp_path), result["x"], HARD), hard)
     if name not in NOT_SOFT:  # in training mode, where batch normalization learns
         np.testing.assert_allclose(
-            called(model, found["x"], SOFT), found["soft"], rtol=0, atol=1e-5
+            called(model, result["x"], SOFT), result["soft"], rtol=0, atol=1e-5
         )
 
 
@@ -123,11 +123,11 @@ def test_what_is_no_language_model():
 
 @pytest.mark.parametrize("name", ["difflogic"])
 def test_they_are_proved_here(name, tmp_path):
-    model, found = converted(name)
-    circuit, bits = model.circuit(), found["x"].astype(np.uint8)
+    model, result = converted(name)
+    circuit, bits = model.circuit(), result["x"].astype(np.uint8)
     if bits.ndim > 2:  # channels first
         bits = np.moveaxis(bits, -1, 1).reshape(len(bits), -1)
-    np.testing.assert_array_equal(circuit(bits), found["hard"].argmax(-1))
+    np.testing.assert_array_equal(circuit(bits), result["hard"].argmax(-1))
     exports.write(tmp_path / "out", formats=("json", "blif", "aiger"), circuit=circuit)
     proved = proofs.verify(tmp_path / "out")
     assert proved
@@ -176,9 +176,9 @@ WEIGHT, WIRES = np.zeros((4, 16), np.float32), np.asarray([[0, 1, 2, 3], [1, 2, 
 )  # fmt: skip
 @pytest.mark.usefixtures("without_typechecking")
 def test_what_is_no_network(given, message):
-    with pytest.raises(ConversionError, match=re.escape(message)) as found:
+    with pytest.raises(ConversionError, match=re.escape(message)) as result:
         convert.torchlogix(given, n_classes=2)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(result.value)
     with pytest.raises(
         ConversionError, match=r"0 has no indices; .* Save them: safetensors.torch."
     ):
@@ -217,7 +217,7 @@ def test_what_is_no_image():
 
 class TestSlow:
     def test_files_of_tensors(self, tmp_path):
-        tensors, arguments, found = case("torchlogix_raw")
+        tensors, arguments, result = case("torchlogix_raw")
         save_file(tensors, tmp_path / "m.safetensors")
         assert set(convert.read(tmp_path / "m.safetensors")) == set(tensors)
         words = ("--classes", 5, "--tau", arguments["tau"])
@@ -226,16 +226,16 @@ class TestSlow:
         )
         assert "Converted 30 + 20 gates over 6 numbers to" in said
         np.testing.assert_allclose(
-            lutjax.load(tmp_path / "out")(found["x"]), found["hard"], rtol=0, atol=1e-6
+            lutjax.load(tmp_path / "out")(result["x"]), result["hard"], rtol=0, atol=1e-6
         )
-        tensors, _, found = case("torchlogix_conv")
+        tensors, _, result = case("torchlogix_conv")
         save_file(tensors, tmp_path / "c.safetensors")
         sizes = ("--image", "8,8,1", "--padding", "1,0", "--pool", 2, "--pool-padding", "0,1")
         images = (tmp_path / "c.safetensors", tmp_path / "c", *sizes, *words)
         said = output("import", "--from", "torchlogix", *images)
         assert "Converted 6 + 8 trees and 30 + 20 gates over 8 x 8 x 1 numbers to" in said
         np.testing.assert_allclose(
-            lutjax.load(tmp_path / "c")(found["x"]), found["hard"], rtol=0, atol=1e-6
+            lutjax.load(tmp_path / "c")(result["x"]), result["hard"], rtol=0, atol=1e-6
         )
         for more, message in (
             (("difflogic", *words), "which belongs to no layer that can be converted"),
@@ -263,8 +263,8 @@ class TestSlow:
 
     @pytest.mark.parametrize("name", ["spiky", "torchlogix_raw"])
     def test_they_are_trained_here(self, name):
-        model, found = converted(name)
-        x, labels, rate = found["x"], np.arange(len(found["x"])) % 5, 0.1
+        model, result = converted(name)
+        x, labels, rate = result["x"], np.arange(len(result["x"])) % 5, 0.1
         if name == "spiky":
             x, labels, rate = x[:, :-1], x[:, 1:], 0.01
         labels, optimizer = (

@@ -135,8 +135,8 @@ def test_parts_of_labels_that_are_text():
     labels = np.array(["no", "yes", "maybe", "no"] * 15)
     expected = train_test_split(np.arange(60), test_size=12, stratify=labels, random_state=3)
     for cells in (labels, columns.strings(labels)):
-        for found, ids in zip(split_ids(cells, 3, stratified=True), expected, strict=True):
-            np.testing.assert_array_equal(found, ids)
+        for actual, ids in zip(split_ids(cells, 3, stratified=True), expected, strict=True):
+            np.testing.assert_array_equal(actual, ids)
 
 
 def test_parquet_that_unpacks_to_far_more(tmp_path):

@@ -70,9 +70,9 @@ def test_packed_takes_any_number_of_samples_and_words(light):
 def test_sums_of_bits(rows):
     words = np.random.default_rng(rows).integers(0, 2**32, (2, rows, 3), dtype=np.uint32)
     words[1] = 0xFFFFFFFF
-    found = np.asarray(packed._sums_of_bits(jnp.asarray(words))).reshape(32, 2, 3)
+    actual = np.asarray(packed._sums_of_bits(jnp.asarray(words))).reshape(32, 2, 3)
     expected = (words[None] >> np.arange(32, dtype=np.uint32)[:, None, None, None] & 1).sum(2)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_many_votes_and_ties():
@@ -279,9 +279,9 @@ class TestSlow:
             hard * config.tau, np.round(hard * config.tau), atol=1e-4
         )  # votes are whole
         assert len(np.unique(hard.argmax(-1))) > 1
-        found = model.packed()(jnp.asarray(x))
-        assert found.dtype == jnp.int32
-        np.testing.assert_array_equal(found, hard.argmax(-1))
+        result = model.packed()(jnp.asarray(x))
+        assert result.dtype == jnp.int32
+        np.testing.assert_array_equal(result, hard.argmax(-1))
 
     def test_first_states_of_many_seeds(self, run):
         many = jax.jit(jax.vmap(run.sample_state))(

@@ -97,7 +97,7 @@ def run():
 
 @pytest.mark.parametrize("annealing", optimizers.ANNEALINGS)
 def test_annealing(annealing):
-    found = [
+    actual = [
         float(optimizers.annealed(annealing, first=3.0, last=0.5, steps=8)(step))
         for step in range(10)
     ]
@@ -107,7 +107,7 @@ def test_annealing(annealing):
         "exponential": 3 * (0.5 / 3) ** s,
         "cosine": 0.5 + 2.5 * (1 + np.cos(np.pi * s)) / 2,
     }[annealing]
-    np.testing.assert_allclose(found, want, rtol=1e-6)
+    np.testing.assert_allclose(actual, want, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_live_nodes_of_trees():
         wires = np.asarray(layer.truth_tables()[0])
         one = reports.Trees(layer.spec, wires, rng.integers(0, 2, (len(wires), 4)).astype(bool))
         alive = rng.random(layer.spec.out_shape) < 0.3
-        found, read = reports.live_nodes(one, alive.transpose(2, 0, 1).ravel())
+        result, read = reports.live_nodes(one, alive.transpose(2, 0, 1).ravel())
         nodes, pixels = live_by_loops(one, alive)
-        np.testing.assert_array_equal(found, nodes)
+        np.testing.assert_array_equal(result, nodes)
         np.testing.assert_array_equal(read, pixels.transpose(2, 0, 1).ravel())
         assert 0 < nodes.mean() < 1
 

@@ -202,8 +202,8 @@ def test_flash_attention_is_chosen_where_cudnn_supports_it(
     gpu = Device(Backend.GPU, "NVIDIA H100")
     monkeypatch.setattr(_attention, "devices_of", lambda _: (gpu,))
     monkeypatch.setattr(_attention, "_compute_capability", lambda: capability)
-    found = _attention.unsupported_reason(head_size, dtype, length=length)
-    assert found is None if reason is None else reason in found
+    result = _attention.unsupported_reason(head_size, dtype, length=length)
+    assert result is None if reason is None else reason in result
 
 
 def test_dtypes():

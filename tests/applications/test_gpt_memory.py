@@ -105,15 +105,15 @@ def trained(config=CONFIG, **changes):
 
 def test_reads_of_a_memory_are_known_from_bytes():
     run, context = Run(CONFIG, TRAINING, TEXT.train), CONFIG.context
-    found = run.memory_usage(TEXT.test)
-    assert list(found) == ["layers/0/memory/weights"]
+    result = run.memory_usage(TEXT.test)
+    assert list(result) == ["layers/0/memory/weights"]
     counts = np.zeros((4, 50), int)
     for first in range(0, TEXT.test.size - 1, context):
         first = min(first, TEXT.test.size - 1 - context)
         tokens = TEXT.test[first : first + context].astype(np.int32)
         for row in run.structure.empty().layers[0].memory.row_ids(tokens):
             counts[range(4), row] += 1
-    np.testing.assert_array_equal(found["layers/0/memory/weights"].counts, counts)
+    np.testing.assert_array_equal(result["layers/0/memory/weights"].counts, counts)
     few = run.memory_usage(TEXT.test, max_windows=2)["layers/0/memory/weights"]
     np.testing.assert_array_equal(few.reads, 2 * context)
     assert run.memory_usage(TEXT.test[: context + 1])["layers/0/memory/weights"].reads[0] == context
@@ -145,9 +145,9 @@ class TestSlow:
         np.testing.assert_array_equal(logits_of(model, tokens), want)
         lutjax.save(model, tmp_path / "bundle")
         np.testing.assert_array_equal(logits_of(lutjax.load(tmp_path / "bundle"), tokens), want)
-        found = run.usage(state, TEXT.test)["layers/0/memory/weights"]
-        assert found.counts.shape == (4, 50)
-        assert len(set(found.reads.tolist())) == 1
+        actual = run.usage(state, TEXT.test)["layers/0/memory/weights"]
+        assert actual.counts.shape == (4, 50)
+        assert len(set(actual.reads.tolist())) == 1
 
     def test_the_command(self, text, tmp_path):
         words = [
@@ -176,8 +176,8 @@ class TestSlow:
         subprocess.run(
             [sys.executable, ROOT / "benchmarks" / "memory.py", *words], cwd=tmp_path, check=True
         )
-        found = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-        tried, made = ([r for r in found if r["what"] == what] for what in ("rate", "train"))
+        result = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+        tried, made = ([r for r in result if r["what"] == what] for what in ("rate", "train"))
         assert [r["rate"] for r in tried] == [1, 5]
         best = min(tried, key=lambda r: r["validation"])["rate"]
         ways = [
@@ -213,14 +213,14 @@ class TestSlow:
         assert model.generate(texts, n, key=jax.random.key(0), temperature=0).tolist() == want
         slots = Slots(model, 3, temperature=0)
         first, token = slots.join(texts[0], key=jax.random.key(0))
-        found = {first: [token, *slots.step()[first].tolist()]}
+        actual = {first: [token, *slots.step()[first].tolist()]}
         second, token = slots.join(texts[1], key=jax.random.key(1))
-        found[second] = [token]
+        actual[second] = [token]
         for _ in range(n - 2):
             for slot, tokens in slots.step().items():
-                found[slot] += tokens.tolist()
-        assert found[first] == want[0]
-        assert found[second] == want[1][: n - 1]
+                actual[slot] += tokens.tolist()
+        assert actual[first] == want[0]
+        assert actual[second] == want[1][: n - 1]
 
     def test_rows_of_a_memory_move_by_a_rule_of_their_own(self):
         run, state, losses = trained()

@@ -149,10 +149,10 @@ def test_shown_defaults_are_those_of_a_new_run(kind, tmp_path, without_typecheck
             KINDS[kind].configs.options(**record.options),
         ):
             for name, value in config.__dict__.items():
-                found = re.search(r"\[default: (.*)\]$", helps.get(name) or "")
-                if found is None:
+                result = re.search(r"\[default: (.*)\]$", helps.get(name) or "")
+                if result is None:
                     continue
-                usual, *others = found[1].split("; ")
+                usual, *others = result[1].split("; ")
                 of_model = dict(other.split(": ") for other in others if ": " in other)
                 shown = of_model.get(str(model), usual)
                 if " " in shown or shown.startswith(

@@ -41,8 +41,8 @@ def test_rows_lack_at_most_the_last_updates():
         snapshots.append(table.weights.copy())
         batch = run.ahead.batch(i)
         ids = np.moveaxis(run._ids(i)[NAME][..., 0], 1, 0)
-        found = np.take_along_axis(snapshots[max(i - depth, 0)], ids[..., None], 1)
-        np.testing.assert_array_equal(batch.rows[NAME], found)
+        result = np.take_along_axis(snapshots[max(i - depth, 0)], ids[..., None], 1)
+        np.testing.assert_array_equal(batch.rows[NAME], result)
         state, _ = run.advance(state, i, 1)
     assert any((a != b).any() for a, b in itertools.pairwise(snapshots))
 
@@ -128,10 +128,10 @@ class TestSlow:
     def test_two_layers_are_trained_and_counted_as_on_the_device(self):
         host = dataclasses.replace(MEMORY, memory_placement="host")
         run, device, late = run_of(host), run_of(MEMORY), run_of(host, memory_depth=2)
-        found, want = (one.usage(one.init(), TEXT[:300]) for one in (run, device))
-        assert set(found) == set(want) == set(run.structure.host_tables)
+        actual, want = (one.usage(one.init(), TEXT[:300]) for one in (run, device))
+        assert set(actual) == set(want) == set(run.structure.host_tables)
         for name, usage in want.items():
-            np.testing.assert_array_equal(found[name].counts, usage.counts)
+            np.testing.assert_array_equal(actual[name].counts, usage.counts)
         (exact, state), (expected, on_device) = trained(run, 6), trained(device, 6)
         np.testing.assert_allclose(exact, expected, rtol=1e-5)
         test = TEXT[:500]
@@ -192,10 +192,10 @@ class TestSlow:
         own[...] = own[...] * 20
         on_host.layers[0].memory.weights.weights[:] = np.asarray(own[...])
         prompts = [TEXT[:5].astype(np.int32), TEXT[7:9].astype(np.int32)]
-        want, found = (
+        want, actual = (
             model.generate(prompts, 4, key=jax.random.key(0)) for model in (device, on_host)
         )
-        np.testing.assert_array_equal(want, found)
+        np.testing.assert_array_equal(want, actual)
         slots = Slots(on_host, 2, temperature=0)
         first, token = slots.join(prompts[0], key=jax.random.key(0))
         likeliest = device.generate(prompts[:1], 4, key=jax.random.key(0), temperature=0)

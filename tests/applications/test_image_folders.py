@@ -91,10 +91,10 @@ def test_channels_are_those_that_all_images_need(modes, channels, tmp_path):
             save(path, image, mode)
             if channels == 4:
                 expected[k, ..., 3] = 255
-    found = datasets.load(tmp_path)
+    actual = datasets.load(tmp_path)
     order = [*range(0, 12, 2), *range(1, 12, 2)]
-    assert found.train.shape == ((3, 4) if channels == 1 else (3, 4, channels))
-    np.testing.assert_array_equal(found.train.x, expected[order].reshape(12, -1))
+    assert actual.train.shape == ((3, 4) if channels == 1 else (3, 4, channels))
+    np.testing.assert_array_equal(actual.train.x, expected[order].reshape(12, -1))
 
 
 def test_folders_of_parts(tmp_path):
@@ -103,19 +103,19 @@ def test_folders_of_parts(tmp_path):
         write_folder(tmp_path / "data/v1/test", 2),
     )
     write_folder(tmp_path / "data/v1/val", 1)
-    found = load(tmp_path / "data")
-    for part, images in ((found.train, train), (found.test, test)):
+    result = load(tmp_path / "data")
+    for part, images in ((result.train, train), (result.test, test)):
         np.testing.assert_array_equal(
             part.x, np.concatenate(list(images.values())).reshape(len(part.x), -1)
         )
     parts = tmp_path / "data/v1"
-    assert found.remarks[1] == f"{parts}/val is left out: the test part is {parts}/test."
+    assert result.remarks[1] == f"{parts}/val is left out: the test part is {parts}/test."
     # Test images without classes are no test part, and the folder of a class may have the name of one.
     write_folder(tmp_path / "other/train")
     save(tmp_path / "other/test/0.png", np.zeros((4, 6), np.uint8))
-    found = load(tmp_path / "other")
-    assert (len(found.train.x), len(found.test.x)) == (12, 3)
-    assert f"{tmp_path}/other/test is left out: it has no folder for each class." in found.remarks
+    result = load(tmp_path / "other")
+    assert (len(result.train.x), len(result.test.x)) == (12, 3)
+    assert f"{tmp_path}/other/test is left out: it has no folder for each class." in result.remarks
     write_folder(tmp_path / "classes")
     (tmp_path / "classes/dog 2").rename(tmp_path / "classes/train")
     assert load(tmp_path / "classes").train.classes == ("cat", "eel", "train")
@@ -240,9 +240,9 @@ def test_palettes_with_transparency(tmp_path):
     image.save(tmp_path / "clear.png", transparency=bytes([9] * 256))
     expected = np.asarray(image.convert("RGB"))
     np.testing.assert_array_equal(pixels.read(tmp_path / "opaque.png", "RGB", (3, 4)), expected)
-    found = pixels.read(tmp_path / "clear.png", None, (3, 4))
-    np.testing.assert_array_equal(found[..., :3], expected)
-    assert (found[..., 3] == 9).all()
+    actual = pixels.read(tmp_path / "clear.png", None, (3, 4))
+    np.testing.assert_array_equal(actual[..., :3], expected)
+    assert (actual[..., 3] == 9).all()
     for mode in ("L", "RGB"):
         with pytest.raises(ValueError, match=r"clear\.png: it has transparent pixels"):
             pixels.read(tmp_path / "clear.png", mode, (3, 4))

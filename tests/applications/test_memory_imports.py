@@ -60,34 +60,36 @@ def tensors_of(family):
         tiles = np.array([[119] * 6, [130] * 6], np.uint8)
         each = np.repeat(np.repeat(2.0 ** (tiles.astype(float) - 127), 32, 0), 32, 1)
         codes = (a["wkv"] / each).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-        found = {
+        result = {
             "wkv.weight": ("F8_E4M3", codes), "wkv.scale": ("F8_E8M0", tiles), "q_weight": bfloat16(a["q"]), "k_weight": bfloat16(a["k"]),
             "embed.weight": ("F8_E4M3", a["weight"]), "embed.scale": ("F8_E8M0", a["scale"]),
         }  # fmt: skip
-        return {f"layers.1.engram.{name}": value for name, value in found.items()}
+        return {f"layers.1.engram.{name}": value for name, value in result.items()}
     if family == "ple":
         layout = lutjax.NgramLayout.qwen(CONFIGS["ple"], 1)
-        found = {
+        result = {
             f"ple_embedding.ngram_embedding.shard_{i}.weight": ("F8_E4M3", part)
             for i, part in enumerate(np.array_split(a["table"], 11))
         }
-        found |= {
+        result |= {
             f"{name}.weight": bfloat16(a[name])
             for name in ("key_proj", "value_proj", "conv1d", "norm_key", "norm_query", "norm_conv")
         }
-        found["ple_embedding.ngram_embedding.weight_scale"] = bfloat16([0.0078125])
+        result["ple_embedding.ngram_embedding.weight_scale"] = bfloat16([0.0078125])
         for name, values in (
             ("layer_multipliers", layout.multipliers),
             ("ngram_heads_vocab_sizes", layout.sizes),
             ("ngram_heads_offsets", layout.offsets),
         ):
-            found[f"ple_embedding.{name}"] = "I64", np.array(values)
-        return {f"model.language_model.layers.2.ple.{name}": value for name, value in found.items()}
+            result[f"ple_embedding.{name}"] = "I64", np.array(values)
+        return {
+            f"model.language_model.layers.2.ple.{name}": value for name, value in result.items()
+        }
     sizes = lutjax.NgramLayout.longcat(CONFIGS["longcat"]).sizes
     parts = np.split(a["tables"], np.cumsum(sizes)[:-1])
-    found = {f"embedders.{i}.weight": bfloat16(part) for i, part in enumerate(parts)}
-    found |= {f"post_projs.{i}.weight": bfloat16(part) for i, part in enumerate(a["projections"])}
-    return {f"model.ngram_embeddings.{name}": value for name, value in found.items()}
+    result = {f"embedders.{i}.weight": bfloat16(part) for i, part in enumerate(parts)}
+    result |= {f"post_projs.{i}.weight": bfloat16(part) for i, part in enumerate(a["projections"])}
+    return {f"model.ngram_embeddings.{name}": value for name, value in result.items()}
 
 
 def write(folder, family, **changes):
@@ -162,8 +164,8 @@ def test_commands(tmp_path):
         "model-2.safetensors: ",
     ):
         assert line in text
-    found = json.loads(output("info", tmp_path / "model", "--json"))
-    assert found["layout"]["digest"] == layout.digest
+    result = json.loads(output("info", tmp_path / "model", "--json"))
+    assert result["layout"]["digest"] == layout.digest
 
 
 def test_refused_checkpoints(tmp_path):
@@ -292,11 +294,11 @@ def test_served_memories(family, tmp_path):
     with TestClient(application(layer, "memory", Limits(prompt=8))) as client:
 
         def ask(**body):
-            found = client.post("/v1/memory", json=body)
+            actual = client.post("/v1/memory", json=body)
             return (
-                found.json()
-                if found.status_code == 200
-                else (found.status_code, found.json()["error"]["message"])
+                actual.json()
+                if actual.status_code == 200
+                else (actual.status_code, actual.json()["error"]["message"])
             )
 
         first = ask(tokens=tokens[:6].tolist(), vectors=x[:6].tolist())

@@ -275,9 +275,9 @@ class TestSlow:
     @pytest.mark.parametrize("kind", CLASSIFIERS)
     def test_classifiers(self, kind, tmp_path):
         folder = write(kind, tmp_path)
-        found = model_folders.read(folder)
-        packed, has_data = found.model.packed(), kind == "run"
-        assert (found.is_bundle, found.has_data) == (not has_data, has_data)
+        actual = model_folders.read(folder)
+        packed, has_data = actual.model.packed(), kind == "run"
+        assert (actual.is_bundle, actual.has_data) == (not has_data, has_data)
 
         said = output("export", folder, "--format", "verilog,c,html,blif")
         export = folder / exporting.FOLDER
@@ -301,7 +301,7 @@ class TestSlow:
             assert " 0 failed" in proved
 
         assert "model: " in output("info", folder)
-        shape = predictions.form_of(found.model).shape
+        shape = predictions.form_of(actual.model).shape
         rows = np.random.default_rng(1).integers(0, 2, (5, *shape)).astype(np.uint8)
         np.savez(tmp_path / "rows.npz", x=rows)
         lines = output("predict", folder, tmp_path / "rows.npz").splitlines()
@@ -315,7 +315,7 @@ class TestSlow:
             client = pytest.importorskip(
                 "starlette.testclient", reason="starlette has no test client"
             )
-            with client.TestClient(serving.application(found.model, "m")) as requests:
+            with client.TestClient(serving.application(actual.model, "m")) as requests:
                 answer = requests.post("/v1/classify", json={"rows": rows.tolist()}).json()
             assert answer["classes"] == [str(number) for number in expected]
             assert answer["names"] == ["0", "1", "2", "3", "4"]

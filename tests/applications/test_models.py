@@ -127,17 +127,17 @@ def gradients_of(model, tokens):
 
     graph = nnx.value_and_grad(loss, argnums=(nnx.DiffState(0, nnx.Param), 1), has_aux=True)
     (total, logits), (grads, z0_grad) = graph(model, model.embed(tokens[:, :-1]))
-    found = {"loss_sum": total, "logits": logits, "z0_grad": z0_grad, "gradients": grads}
+    result = {"loss_sum": total, "logits": logits, "z0_grad": z0_grad, "gradients": grads}
     by_layer = {"unembedder": grads["unembed"]}
     for i, block in grads["layers"].items():
         by_layer[f"layer{i}.attn"] = block["attention"]["layer"]
         if "ffn" in block:
             by_layer[f"layer{i}.ffn"] = block["ffn"]["layer"]
     for name, layer in by_layer.items():
-        found[f"{name}.S_grad"] = layer["weights"][...]
+        result[f"{name}.S_grad"] = layer["weights"][...]
         if "positions" in layer:
-            found[f"{name}.pe_grad"] = layer["positions"][...]
-    return found
+            result[f"{name}.pe_grad"] = layer["positions"][...]
+    return result
 
 
 # Two layers show all that one shows.
@@ -155,9 +155,9 @@ def assert_close(name, got, want, tolerance):
 
 
 def check_gradients(case):
-    found = gradients_of(case.load(), jnp.asarray(case.read("tokens")))
-    found.pop("gradients")
-    for name, got in found.items():
+    result = gradients_of(case.load(), jnp.asarray(case.read("tokens")))
+    result.pop("gradients")
+    for name, got in result.items():
         assert_close(name, got, case.read(name), float(case.arrays["tol"]))
 
 
@@ -165,9 +165,9 @@ def check_training(case):
     model = case.load()
     optimizer = nnx.Optimizer(model, optax.sgd(float(case.arrays["lr"])), wrt=nnx.Param)
     for step, tokens in enumerate(case.arrays["tokens"]):
-        found = gradients_of(model, jnp.asarray(tokens))
-        optimizer.update(model, found.pop("gradients"))
-        for name, got in found.items():
+        result = gradients_of(model, jnp.asarray(tokens))
+        optimizer.update(model, result.pop("gradients"))
+        for name, got in result.items():
             if name != "loss_sum":
                 assert_close(f"step{step}.{name}", got, case.read(f"step{step}.{name}"), 1e-8)
     for name, layer in layers_of(model).items():

@@ -191,6 +191,6 @@ def test_own_files_are_written_again(tmp_path):
 
 def test_an_error_names_the_file_that_was_asked_for(tmp_path):
     path = tmp_path / "no folder" / "réponses.csv"
-    with pytest.raises(FileNotFoundError) as found, _files.write_atomically(path) as unfinished:
+    with pytest.raises(FileNotFoundError) as result, _files.write_atomically(path) as unfinished:
         unfinished.write_text("x")
-    assert found.value.filename == str(path)
+    assert result.value.filename == str(path)

@@ -30,13 +30,13 @@ def figures(monkeypatch):
 def on_a_cpu():
     """Times within one decade, for an axis with few powers of ten."""
     machine = results.Machine("cpu", 1e10)
-    found = []
+    result = []
     for row, seconds in (("forward", 1.1e-3), ("dense", 2.3e-3), ("in-place", 2.9e-3)):
         measurement = measurements.Measurement(shapes.parse("ffn"), row, "xla", "float32", {})
-        found.append(
+        result.append(
             results.Result(machine, measurement, Timing(seconds, seconds, seconds, 1, 3, None))
         )
-    return found
+    return result
 
 
 def overlaps(boxes):
@@ -171,8 +171,8 @@ def test_a_detector_is_shown_as_lutjax_computes_it(monkeypatch):
     picture = importlib.import_module("detector")
     figure = picture.draw()
     comparisons, table, gradient = figure.axes
-    found = lutjax.detect(jnp.asarray(picture.X), jnp.asarray(picture.ANCHORS))
-    bits, closest = int(found.index[0]), int(found.flip[0])
+    result = lutjax.detect(jnp.asarray(picture.X), jnp.asarray(picture.ANCHORS))
+    bits, closest = int(result.index[0]), int(result.flip[0])
     said = [text.get_text() for text in comparisons.texts if text.get_text()]
     answers = (
         (a, b, ("no: 0", "yes: 1")[bits >> n & 1]) for n, (a, b) in enumerate(picture.ANCHORS[0])
@@ -189,7 +189,7 @@ def test_a_detector_is_shown_as_lutjax_computes_it(monkeypatch):
     here = np.abs(picture.SWEEP - picture.X[0]).argmin()
     np.testing.assert_allclose(lines["output y[0]"][here], y[0])
     step = picture.TABLE[0, bits ^ closest] - picture.TABLE[0, bits]
-    slope = 0.5 / (1 + abs(float(found.margin[0]))) ** 2 * step
+    slope = 0.5 / (1 + abs(float(result.margin[0]))) ** 2 * step
     np.testing.assert_allclose(lines["its gradient in x[0]"][here], slope[0], rtol=0.02)
 
     figure.canvas.draw()

@@ -41,27 +41,27 @@ def test_predictions_for_the_rows_of_a_table(table_run, tmp_path):
     path.write_text(text)
     new = columns.read(path, "class")
     expected = experiment.run.classes(state, experiment.encoding.encode(new), hard=True)
-    header, *found = rows(output("predict", out, path))
+    header, *actual = rows(output("predict", out, path))
     assert header == ["class", *(f"votes {label}" for label in LABELS)]
-    assert [row[0] for row in found] == [LABELS[number] for number in expected]
-    assert all(int(large) >= int(small) for name, large, small in found if name == LABELS[0])
+    assert [row[0] for row in actual] == [LABELS[number] for number in expected]
+    assert all(int(large) >= int(small) for name, large, small in actual if name == LABELS[0])
     path.write_text(table_text(40, target=False, seed=1))
-    assert rows(output("predict", out, path)) == [header, *found]
+    assert rows(output("predict", out, path)) == [header, *actual]
     trained = predictions.load(out)
     cells = {name: list(new.columns[name]) for name in reversed(new.columns)}
-    assert trained.predict(cells).names == [row[0] for row in found]
+    assert trained.predict(cells).names == [row[0] for row in actual]
     mixed = {**cells, "size": [cell or None for cell in cells["size"]]}
     np.testing.assert_array_equal(trained.predict(mixed).votes, trained.predict(cells).votes)
-    right = float(np.mean([row[0] == label for row, label in zip(found, new.labels, strict=True)]))
+    right = float(np.mean([row[0] == label for row, label in zip(actual, new.labels, strict=True)]))
     assert trained.accuracy(cells, new.labels) == pytest.approx(right)
     (tmp_path / "new.csv").write_text(text)
     said = command("predict", out, path, "--target", "class", "--out", tmp_path / "found.csv")
     assert f"Accuracy: {100 * right:.2f} % ({round(40 * right)} of 40 rows)" in said.output
-    assert rows((tmp_path / "found.csv").read_text()) == [header, *found]
+    assert rows((tmp_path / "found.csv").read_text()) == [header, *actual]
     names, *lines = csv.reader(io.StringIO(text), delimiter=";")
     cells = np.array(lines)
     np.savez(tmp_path / "a.npz", x=cells[:, :3], names=names[:3], y=cells[:, 4])
-    assert rows(output("predict", out, tmp_path / "a.npz")) == [header, *found]
+    assert rows(output("predict", out, tmp_path / "a.npz")) == [header, *actual]
     assert "of 40 rows" in command("predict", out, tmp_path / "a.npz", "--target=y").output
     assert "standard input has no file type" in refusal("predict", out, "-")
 
@@ -70,13 +70,13 @@ def test_ids_of_rows_are_kept(table_run, tmp_path):
     out = table_run.out
     (tmp_path / "a.csv").write_text('size;kind;noise;customer\n1,5;a;1;"007, b"\n2,0;b;1;\n')
     plain = rows(output("predict", out, tmp_path / "a.csv"))
-    found = rows(output("predict", out, tmp_path / "a.csv", "--id=customer", "--id=kind"))
-    assert found[0] == ["customer", "kind", *plain[0]]
-    assert found[1:] == [["007, b", "a", *plain[1]], ["", "b", *plain[2]]]
+    result = rows(output("predict", out, tmp_path / "a.csv", "--id=customer", "--id=kind"))
+    assert result[0] == ["customer", "kind", *plain[0]]
+    assert result[1:] == [["007, b", "a", *plain[1]], ["", "b", *plain[2]]]
     x, row = np.array([["1,5", "a", "1"], ["2,0", "b", "1"]]), np.array([41, 40])
     np.savez(tmp_path / "a.npz", x=x, names=["size", "kind", "noise"], row=row, bad=np.arange(3))
-    found = rows(output("predict", out, tmp_path / "a.npz", "--id=row"))
-    assert [one[0] for one in found] == ["row", "41", "40"]
+    result = rows(output("predict", out, tmp_path / "a.npz", "--id=row"))
+    assert [one[0] for one in result] == ["row", "41", "40"]
     for name, column, message in (
         (
             "a.csv",
@@ -174,10 +174,10 @@ def test_what_is_said_of_a_run(table_run):
         "Hard network: ",
     ):
         assert text in said
-    found = json.loads(output("info", out, "--json"))
+    result = json.loads(output("info", out, "--json"))
     record = runs.read(out, classifier.Record)[1]
-    assert found["history"]["train"] == [list(point) for point in record.history.train]
-    assert found["model"]["layers"] == [24, 24]
+    assert result["history"]["train"] == [list(point) for point in record.history.train]
+    assert result["model"]["layers"] == [24, 24]
     assert command("info", out / "none").exit_code == 1
 
 
@@ -321,8 +321,8 @@ def test_headers_make_numbers_of_answers(regression):
 
 
 def test_errors_of_numbers():
-    found = Errors.compute(np.array([0.0, 2, 4]), np.array([0.0, 2, 1]))
-    assert (found.absolute, found.squared, found.r2) == pytest.approx(
+    result = Errors.compute(np.array([0.0, 2, 4]), np.array([0.0, 2, 1]))
+    assert (result.absolute, result.squared, result.r2) == pytest.approx(
         (1.0, 3**0.5, 1 - 3 / (8 / 3))
     )
     assert Errors.compute(np.ones(3), np.ones(3)).r2 == 1.0
@@ -350,18 +350,20 @@ def test_predictions_are_numbers(run, tmp_path):
     _, out, _ = run
     new = tmp_path / "new.csv"
     new.write_text(table(50, seed=1))
-    header, *found = csv.reader(io.StringIO(output("predict", out, new)))
+    header, *result = csv.reader(io.StringIO(output("predict", out, new)))
     assert header == ["price", "bits"]
     _, record = runs.read(out, classifier.Record)
     model = record.model
-    for number, bits in found:
+    for number, bits in result:
         assert float(number) == pytest.approx(model.offset + model.scale * int(bits), rel=1e-5)
     trained = predictions.load(out)
     columns = list(zip(*csv.reader(io.StringIO(new.read_text())), strict=True))
     cells = {name: list(values) for name, *values in columns}
     prices = cells.pop("price")
     estimates = trained.predict(cells)
-    np.testing.assert_allclose(estimates.numbers, [float(number) for number, _ in found], rtol=1e-5)
+    np.testing.assert_allclose(
+        estimates.numbers, [float(number) for number, _ in result], rtol=1e-5
+    )
     r2 = trained.accuracy(cells, prices)
     said = command("predict", out, new, "--target", "price", "--out", tmp_path / "found.csv").output
     assert f"R2 {r2:.3f}, mean absolute error" in said
@@ -458,18 +460,18 @@ class TestSlow:
         for given in (x, images.reshape(60, -1), images.astype(np.float64)):
             np.testing.assert_array_equal(trained.predict(given).votes, expected.votes)
         np.savez(tmp_path / "b.npz", x=x[:20], labels=np.array([3, 7] * 10))
-        found = command("predict", out, tmp_path / "b.npz", "--target=labels")
-        assert [row[0] for row in rows(found.stdout)[1:]] == expected.names[:20]
-        assert "of 20 rows" in found.stderr
+        actual = command("predict", out, tmp_path / "b.npz", "--target=labels")
+        assert [row[0] for row in rows(actual.stdout)[1:]] == expected.names[:20]
+        assert "of 20 rows" in actual.stderr
         folder = tmp_path / "pictures"
         folder.mkdir()
         for number in (2, 0, 1):
             Image.fromarray(images[number]).save(folder / f"{number}.png")
         of_files = rows(output("predict", out, folder))
-        assert of_files[0] == ["file", *rows(found.stdout)[0]]
-        assert of_files[1:] == [[f"{k}.png", *rows(found.stdout)[k + 1]] for k in range(3)]
+        assert of_files[0] == ["file", *rows(actual.stdout)[0]]
+        assert of_files[1:] == [[f"{k}.png", *rows(actual.stdout)[k + 1]] for k in range(3)]
         assert rows(output("predict", out, folder / "1.png"))[1:] == [
-            ["1.png", *rows(found.stdout)[2]]
+            ["1.png", *rows(actual.stdout)[2]]
         ]
         np.savez(tmp_path / "c.npz", x=x / 255 * 1e4)
         assert "warning: the numbers go from" in command("predict", out, tmp_path / "c.npz").stderr
@@ -492,8 +494,8 @@ class TestSlow:
                 "/v1/classify", json={"columns": {"meters": [1.0, 2.0], "kind": ["a", "b"]}}
             )
         assert response.status_code == 200, response.text
-        found = response.json()
+        actual = response.json()
         trained = predictions.load(out)
         expected = trained.predict({"meters": [1.0, 2.0], "kind": ["a", "b"]})
-        np.testing.assert_allclose(found["numbers"], expected.numbers)
-        assert found["votes"] == expected.votes.tolist()
+        np.testing.assert_allclose(actual["numbers"], expected.numbers)
+        assert actual["votes"] == expected.votes.tolist()

@@ -75,21 +75,21 @@ def alone(model, folder, **given):
     subprocess.run(
         [sys.executable, "-c", ALONE, folder, folder.parent / "a.npz"], check=True, timeout=300
     )
-    with np.load(folder.parent / "a.npz") as found:
-        return dict(found)
+    with np.load(folder.parent / "a.npz") as result:
+        return dict(result)
 
 
 def loss_of(logits, labels):
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1).mean()
 
 
-def check_gradients(model, loss, found):
+def check_gradients(model, loss, result):
     value, gradients = nnx.value_and_grad(loss)(model)
-    np.testing.assert_allclose(found["loss"], value, rtol=1e-5)
+    np.testing.assert_allclose(result["loss"], value, rtol=1e-5)
     for path, g in nnx.to_flat_state(gradients):
         name = ".".join(map(str, path))
         np.testing.assert_allclose(
-            found[f"gradient {name}"], g[...], rtol=1e-4, atol=1e-6, err_msg=name
+            result[f"gradient {name}"], g[...], rtol=1e-4, atol=1e-6, err_msg=name
         )
 
 
@@ -147,20 +147,20 @@ class TestSlow:
             rng.integers(0, 11, shape).astype(np.int32)
             for shape in ((3, 4), (3, 4), (2, 12), (2, 3))
         )
-        found = alone(
+        result = alone(
             model, tmp_path / "saved", tokens=tokens, targets=targets, prompt=prompt, more=more
         )
-        np.testing.assert_allclose(found["logits"], model(tokens), rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(found["one"], model(tokens[:1, :1]), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(result["logits"], model(tokens), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(result["one"], model(tokens[:1, :1]), rtol=1e-5, atol=1e-5)
         check_gradients(
-            model, lambda model: loss_of(model(tokens, deterministic=True), targets), found
+            model, lambda model: loss_of(model(tokens, deterministic=True), targets), result
         )
         # Of texts longer than the context.
         np.testing.assert_allclose(
-            found["after prompt"], model(prompt)[:, -1], rtol=1e-5, atol=1e-5
+            result["after prompt"], model(prompt)[:, -1], rtol=1e-5, atol=1e-5
         )
         whole = np.concatenate([prompt, more], 1)
-        np.testing.assert_allclose(found["after more"], model(whole)[:, -1], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(result["after more"], model(whole)[:, -1], rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize("kind", ["gates", "trees"])
     def test_classifiers(self, kind, tmp_path):
@@ -170,9 +170,9 @@ class TestSlow:
         model = classifier_of(config, rngs=nnx.Rngs(0))
         x = np.random.default_rng(0).random((5, *shape), np.float32)
         labels = np.asarray([0, 1, 2, 1, 0], np.int32)
-        found = alone(model, tmp_path / "saved", x=x, labels=labels)
-        np.testing.assert_array_equal(found["logits"], model(x, deterministic=True))
-        check_gradients(model, lambda model: loss_of(model(x, deterministic=False), labels), found)
+        result = alone(model, tmp_path / "saved", x=x, labels=labels)
+        np.testing.assert_array_equal(result["logits"], model(x, deterministic=True))
+        check_gradients(model, lambda model: loss_of(model(x, deterministic=False), labels), result)
 
     @pytest.mark.parametrize("rate", [1.0, 0.5])
     def test_automata(self, rate, tmp_path):
@@ -183,8 +183,8 @@ class TestSlow:
         state = np.random.default_rng(0).integers(0, 2, (3, 5, 40, 2)).astype(bool)
         key = jax.random.key(3)
         given = {} if rate == 1 else {"key": np.asarray(jax.random.key_data(key))}
-        found = alone(model, tmp_path / "saved", state=state, **given)
-        np.testing.assert_array_equal(found["state"], model(state, 1, key=key, deterministic=True))
+        result = alone(model, tmp_path / "saved", state=state, **given)
+        np.testing.assert_array_equal(result["state"], model(state, 1, key=key, deterministic=True))
 
     def test_the_command(self, tmp_path):
         RUNS["digits"](tmp_path / "run")

@@ -124,8 +124,8 @@ def test_models_without_integers(config, message):
 def test_reads_keep_their_number_of_ways():
     for read, want in (("confidence_1", "powers_of_two_1"), ("powers_of_two_1", "powers_of_two_1")):
         record = record_of(dataclasses.replace(CONFIG, read=read))
-        found = quantize.deployed_record(Path("runs/lm"), record)
-        assert (found.model.read, found.model.table_dropout) == (want, 0.0)
+        actual = quantize.deployed_record(Path("runs/lm"), record)
+        assert (actual.model.read, actual.model.table_dropout) == (want, 0.0)
 
 
 def test_bad_input_is_one_line(folder, tmp_path):

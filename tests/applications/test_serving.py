@@ -76,21 +76,21 @@ def complete(client, **fields):
     return response.json()
 
 
-def text_of(found):
-    return found["choices"][0]["text"]
+def text_of(result):
+    return result["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("prompt", slow_except(["a", "The quick brown fox", "größe"], "größe"))
 def test_the_likeliest_text(prompt, client, model):
-    found = complete(client, model="texts", prompt=prompt, max_tokens=12, temperature=0)
+    actual = complete(client, model="texts", prompt=prompt, max_tokens=12, temperature=0)
     tokens = np.frombuffer(prompt.encode(), np.uint8).astype(np.int32)
     want = model.generate(jnp.asarray(tokens), 12, key=jax.random.key(0), temperature=0)
-    assert text_of(found) == np.asarray(want).astype(np.uint8).tobytes().decode(errors="replace")
-    assert found["choices"][0]["finish_reason"] == "length"
+    assert text_of(actual) == np.asarray(want).astype(np.uint8).tobytes().decode(errors="replace")
+    assert actual["choices"][0]["finish_reason"] == "length"
     n = len(prompt.encode())
-    assert found["usage"] == {"prompt_tokens": n, "completion_tokens": 12, "total_tokens": n + 12}
+    assert actual["usage"] == {"prompt_tokens": n, "completion_tokens": 12, "total_tokens": n + 12}
     of_bytes = complete(client, prompt=list(prompt.encode()), max_tokens=12, temperature=0)
-    assert of_bytes["choices"] == found["choices"]
+    assert of_bytes["choices"] == actual["choices"]
 
 
 def events(text):
@@ -120,9 +120,9 @@ def test_stops_and_echo(client):
     asked = {"prompt": "ab", "max_tokens": 40, "seed": 1}
     whole = text_of(complete(client, **asked))
     stop = whole[5:7]
-    found = complete(client, **asked, stop=[stop, "not there"], echo=True)
-    assert text_of(found) == "ab" + whole[: whole.index(stop)]
-    assert found["choices"][0]["finish_reason"] == "stop"
+    result = complete(client, **asked, stop=[stop, "not there"], echo=True)
+    assert text_of(result) == "ab" + whole[: whole.index(stop)]
+    assert result["choices"][0]["finish_reason"] == "stop"
 
 
 def test_answers_in_parts():
@@ -246,10 +246,10 @@ def classes(tmp_path):
 
 def test_classifiers(classes, tmp_path):
     rows = np.random.default_rng(0).random((5, 3)).round(3)
-    found = classes.post("/v1/classify", json={"rows": rows.tolist()}).json()
+    result = classes.post("/v1/classify", json={"rows": rows.tolist()}).json()
     votes = lutjax.load(tmp_path / "run").packed().votes(jnp.asarray(rows, jnp.float32))
-    np.testing.assert_array_equal(found["votes"], votes)
-    assert found["classes"] == [("no", "yes")[k] for k in np.asarray(votes).argmax(1)]
+    np.testing.assert_array_equal(result["votes"], votes)
+    assert result["classes"] == [("no", "yes")[k] for k in np.asarray(votes).argmax(1)]
     for body, message in (
         ({"rows": [[1, 2]]}, "expected [N, 3]"),
         (
@@ -274,11 +274,11 @@ def test_classifiers(classes, tmp_path):
     ):
         response = classes.post("/v1/classify", json=body)
         assert response.status_code == (404 if "model" in body else 400), (body, response.text)
-        found = response.json()["error"]["message"]
-        assert message in found
+        result = response.json()["error"]["message"]
+        assert message in result
         assert not re.search(
-            r"(\w+): \1:|inhomogeneous|dtype|setting an array|object arrays", found
-        ), found
+            r"(\w+): \1:|inhomogeneous|dtype|setting an array|object arrays", result
+        ), result
     assert 'lutjax_items_total{kind="rows"} 5' in classes.get("/metrics").text
 
 
@@ -368,15 +368,15 @@ class TestSlow:
 
             engine.slots.step = slow
             with ThreadPoolExecutor(2) as pool:
-                found = []
+                result = []
                 for n in (1, 2):
-                    found.append(pool.submit(complete, client, prompt="x", max_tokens=20, seed=n))
+                    result.append(pool.submit(complete, client, prompt="x", max_tokens=20, seed=n))
                     _until(
                         lambda n=n: engine.n_active + engine.n_waiting == n and engine.n_active == 1
                     )
                 refused = client.post("/v1/completions", json={"prompt": "x"})
                 gate.set()
-                assert [len(one.result()["choices"]) for one in found] == [1, 1]
+                assert [len(one.result()["choices"]) for one in result] == [1, 1]
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
         assert "1 requests wait already" in refused.json()["error"]["message"]

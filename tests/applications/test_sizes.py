@@ -68,21 +68,21 @@ def train(table, *words):
 def test_a_size_is_found(monkeypatch, lut6):
     fake = Fake(monkeypatch, lut6)
     for luts in (400, 5000):
-        found = sizes.find(luts, make, {"layers": (40, 20)})
-        assert abs(found.lut6 / luts - 1) <= 0.05
-        first, last = found.layers
+        result = sizes.find(luts, make, {"layers": (40, 20)})
+        assert abs(result.lut6 / luts - 1) <= 0.05
+        first, last = result.layers
         assert abs(first / last - 2) < 0.2
         assert last % 2 == 0
-        assert found.fields["tau"] == pytest.approx(10 * (last / 20) ** 0.5, abs=0.01)
+        assert result.fields["tau"] == pytest.approx(10 * (last / 20) ** 0.5, abs=0.01)
     assert len(fake.sizes) <= 15
 
 
 def test_given_temperatures_and_earlier_attempts_are_kept(monkeypatch):
     fake = Fake(monkeypatch, lambda n: 3 * n)
-    found = sizes.find(300, make, {"tau": 3.0})
-    assert found.fields["tau"] == 3.0
+    result = sizes.find(300, make, {"tau": 3.0})
+    assert result.fields["tau"] == 3.0
     n_tried = len(fake.sizes)
-    assert sizes.find(310, make, {"tau": 3.0}, attempts=[found]) is found
+    assert sizes.find(310, make, {"tau": 3.0}, attempts=[result]) is result
     assert len(fake.sizes) == n_tried
 
 
@@ -140,14 +140,14 @@ class TestSlow:
     def test_a_front(self, table, tmp_path):
         require_tool("abc")
         text = output(*train(table, "--front", "120,240", "--out", tmp_path, *SHORT))
-        found = json.loads((tmp_path / "front.json").read_text())
-        assert [point["wanted"] for point in found["points"]] == [120, 240]
-        for point in found["points"]:
+        result = json.loads((tmp_path / "front.json").read_text())
+        assert [point["wanted"] for point in result["points"]] == [120, 240]
+        for point in result["points"]:
             assert abs(point["lut6"] / point["wanted"] - 1) <= 0.05
             assert f"{point['lut6']:>9,} {point['gates']:>9,}" in text
             assert (
                 json.loads((tmp_path / str(point["wanted"]) / "report.json").read_text())["hard"]
                 == point["accuracy"]
             )
-        assert len(found["attempts"]) >= 2
+        assert len(result["attempts"]) >= 2
         assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")

@@ -286,6 +286,6 @@ def test_words_are_the_hard_automaton(width, options):
     hard = lutjax.gate_coefficients(model.logits[...], hard=True, axis=0)
     run = jax.jit(lambda bits: automaton.run_soft(model.config, hard, model.wiring, bits, 3, key))
     one = run(jnp.moveaxis(bits, -1, 0))
-    found = model(bits, 3, key=key, deterministic=True)
-    assert found.dtype == bits.dtype
-    np.testing.assert_array_equal(found, jnp.moveaxis(one, 0, -1))
+    result = model(bits, 3, key=key, deterministic=True)
+    assert result.dtype == bits.dtype
+    np.testing.assert_array_equal(result, jnp.moveaxis(one, 0, -1))

@@ -60,9 +60,9 @@ def test_packed_texts_do_not_see_each_other(name):
     )
     packed = np.concatenate(prompts)[None]
     segments = np.repeat(np.arange(3), LENGTHS)[None].astype(np.int32)
-    found = np.split(np.asarray(run(model, packed, segments)[0]), np.cumsum(LENGTHS)[:-1])
+    actual = np.split(np.asarray(run(model, packed, segments)[0]), np.cumsum(LENGTHS)[:-1])
     tolerance = 0.05 if "bfloat16" in name else 1e-4
-    for prompt, logits in zip(prompts, found, strict=True):
+    for prompt, logits in zip(prompts, actual, strict=True):
         wanted = model(prompt, deterministic=True)
         np.testing.assert_allclose(
             logits, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max()
@@ -85,7 +85,7 @@ def test_texts_in_slots_are_continued_as_alone(name, size):
     model, prompts = model_of(name), prompts_of(9, 17, 6, 30, 1, 12)
     prompts[1][:9], prompts[5][:] = prompts[0], prompts[1][:12]
     wanted = likeliest(model, prompts, 40).tolist()
-    slots, found, slot_of = Slots(model, 3, temperature=0, block_size=size), {}, {}
+    slots, actual, slot_of = Slots(model, 3, temperature=0, block_size=size), {}, {}
     for count in (1, 4):
         slots.compile(count)
     compiled, n_shared = programs(), 0
@@ -96,16 +96,16 @@ def test_texts_in_slots_are_continued_as_alone(name, size):
                 slots.join([1], key=KEY)
             slots.leave(slot_of.pop(min(slot_of)))
         slot_of[k], token = slots.join(prompts[k], key=KEY)
-        found[k] = [token]
+        actual[k] = [token]
         n_shared = max(n_shared, slots.blocks["shared"] if size else 0)
         for count in (4, 1):
             for slot, tokens in slots.step(count).items():
                 (who,) = (k for k, s in slot_of.items() if s == slot)
-                found[who].extend(tokens.tolist())
+                actual[who].extend(tokens.tolist())
     for tokens in (slots.step(4) for _ in range(5)):
         for who, slot in slot_of.items():
-            found[who].extend(tokens[slot].tolist())
-    for k, tokens in found.items():
+            actual[who].extend(tokens[slot].tolist())
+    for k, tokens in actual.items():
         assert tokens == wanted[k][: len(tokens)]
     assert programs() == compiled
     with pytest.raises(ValueError, match=r"there are texts in \[0, 1, 2\]"):
@@ -134,14 +134,14 @@ def test_prompts_in_parts(name):
     left = slots.begin(long, key=key)
     assert slots.read(left) is None
     slots.leave(left)
-    slot, found = slots.begin(long, key=key), []
+    slot, actual = slots.begin(long, key=key), []
     for token in (None, None, first):
         assert slots.reading == [slot]
         (part,) = slots.step(3).values()
-        found.append(part)
+        actual.append(part)
         assert slots.read(slot) == token
     assert (slots.reading, slots.free) == ([], 0)
-    np.testing.assert_array_equal(np.concatenate(found), wanted[0])
+    np.testing.assert_array_equal(np.concatenate(actual), wanted[0])
     np.testing.assert_array_equal(slots.step(9)[slot], wanted[1])
     assert beside != slot
 
@@ -172,12 +172,12 @@ def test_temperatures_of_texts():
     firsts = [
         slots.join(prompt, key=jax.random.key(1), temperature=t)[1] for t in (0, 1e-30, 5, None)
     ]
-    found = np.stack(
+    actual = np.stack(
         [[first, *tokens] for first, tokens in zip(firsts, slots.step(8).values(), strict=True)]
     )
-    np.testing.assert_array_equal(found[:2], [wanted, wanted])
-    assert (found[2] != wanted).any()
-    assert (found[3] != found[2]).any()
+    np.testing.assert_array_equal(actual[:2], [wanted, wanted])
+    assert (actual[2] != wanted).any()
+    assert (actual[3] != actual[2]).any()
 
 
 def test_counts_remember_the_whole_text():

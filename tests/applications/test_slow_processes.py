@@ -82,10 +82,10 @@ def check(directory, n_data, step):
         name: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
         for name, a in wanted.items()
     }
-    found = checkpoints.restore(Path(directory), step, "model", template)
+    actual = checkpoints.restore(Path(directory), step, "model", template)
     for name, a in values().items():
-        assert found[name].sharding == wanted[name].sharding, name
-        np.testing.assert_array_equal(hosts.fetch(found[name]), np.asarray(a), strict=True)
+        assert actual[name].sharding == wanted[name].sharding, name
+        np.testing.assert_array_equal(hosts.fetch(actual[name]), np.asarray(a), strict=True)
 
 
 def together(directory, written_alone):
@@ -165,12 +165,12 @@ def whole(text, tmp_path_factory):
 
 def check_same(out, expected):
     """Check that two runs have equal measurements, within rounding."""
-    found = []
+    actual = []
     for folder in (out, expected):
         step, meta = checkpoints.read_meta(folder / "checkpoints")
         history = meta["history"]
-        found.append((step, [point for name in ("train", "test") for point in history[name]]))
-    (step, points), (wanted, others) = found
+        actual.append((step, [point for name in ("train", "test") for point in history[name]]))
+    (step, points), (wanted, others) = actual
     assert step == wanted
     np.testing.assert_allclose(points, others, rtol=1e-4)
     assert (out / "finished.json").exists()
@@ -189,8 +189,8 @@ def test_a_run_that_loses_a_process_goes_on_without_it(
     text, whole, tmp_path, compilation_cache_directory
 ):
     options = {"victim": (1, "agree", 3, "kill"), "cache": compilation_cache_directory}
-    found = train(text, tmp_path, "--mesh", "data=2,detectors=2", **options)
-    (status, shown), (killed, nothing) = found
+    result = train(text, tmp_path, "--mesh", "data=2,detectors=2", **options)
+    (status, shown), (killed, nothing) = result
     assert (status, killed) == (1, -signal.SIGKILL)
     assert re.search(LOST, shown)
     assert "4 x cpu (data=2,detectors=2)" in shown
@@ -209,11 +209,11 @@ def test_kills_wherever_processes_meet(text, whole, tmp_path, compilation_cache_
         (1, "call_in_first", 13),
         (1, "fetch", 1),
     ):
-        found = train(
+        result = train(
             text, tmp_path, victim=(i, name, count, "kill"), cache=compilation_cache_directory
         )
-        assert found[i][0] in (0, -signal.SIGKILL)
-        status, shown = found[1 - i]
+        assert result[i][0] in (0, -signal.SIGKILL)
+        status, shown = result[1 - i]
         if status:  # of JAX, where the first process is lost
             assert re.search("another process of this run has ended|another task died", shown)
     train(text, tmp_path, cache=compilation_cache_directory)
@@ -320,7 +320,7 @@ def one_of_two_processes(folder):
             models.save(Path(folder), 2, state, record, run)
         state, loss = run.advance(state, i, 1)
         losses.append(float(loss))
-    found = {"losses": losses, "test": run.evaluate(state, host_memory.TEXT[:300])}
+    result = {"losses": losses, "test": run.evaluate(state, host_memory.TEXT[:300])}
     table = host_memory.table_of(run)
     zeros = hosts.put(np.zeros((2, 1)), NamedSharding(run.mesh, P("data")))
     with pytest.raises(
@@ -328,21 +328,21 @@ def one_of_two_processes(folder):
     ):
         table.update(TableGradient(None, zeros, None, None, table.shape, np.float32), 0.1)
     if hosts.is_first():
-        (Path(folder) / "found.json").write_text(json.dumps(found))
+        (Path(folder) / "found.json").write_text(json.dumps(result))
 
 
 def test_two_processes_share_the_rows(tmp_path, compilation_cache_directory):
     options = {"devices": 1, "cache": compilation_cache_directory}
     processes.run("test_slow_processes:one_of_two_processes", str(tmp_path), **options)
-    found = json.loads((tmp_path / "found.json").read_text())
+    actual = json.loads((tmp_path / "found.json").read_text())
     run = host_memory.run_of(memory_depth=1)
     expected, _ = host_memory.trained(run, 4)
-    np.testing.assert_allclose(found["losses"], expected, rtol=1e-5)
+    np.testing.assert_allclose(actual["losses"], expected, rtol=1e-5)
     state = models.restore(tmp_path, 2, run)
     for i in (2, 3):
         state, loss = run.advance(state, i, 1)
         assert float(loss) == pytest.approx(expected[i], rel=1e-5)
-    assert found["test"] == pytest.approx(run.evaluate(state, host_memory.TEXT[:300]), rel=1e-5)
+    assert actual["test"] == pytest.approx(run.evaluate(state, host_memory.TEXT[:300]), rel=1e-5)
     shares = sorted(path.name for path in (tmp_path / "checkpoints" / "2" / "host" / "0").iterdir())
     assert shares == ["0", "50"]
 

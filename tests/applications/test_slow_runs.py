@@ -237,14 +237,14 @@ def test_the_best_hard_network_is_kept(tmp_path):
     options = {"steps": 9, "batch_size": 8, "select_every": 2, "learning_rate": 0.5}
     data = images()
     run = classifier.Run(config, classifier.TrainingConfig(**options), data)
-    state, found = run.init(), []
+    state, result = run.init(), []
     for step in range(9):
         state, _ = run.advance(state, step, 1)
         if step + 1 in (2, 4, 6, 8, 9):
             plain = state._replace(params=jax.tree.map(jnp.copy, state.params))
-            found.append((run.accuracy(plain, data, hard=True), step + 1, plain.params))
-    best, step, params = max(found, key=lambda one: one[:2])
-    assert len({accuracy for accuracy, *_ in found}) > 1
+            result.append((run.accuracy(plain, data, hard=True), step + 1, plain.params))
+    best, step, params = max(result, key=lambda one: one[:2])
+    assert len({accuracy for accuracy, *_ in result}) > 1
     assert int(state.optimizer.step) == step
     assert float(state.optimizer.accuracy) == pytest.approx(best)
     assert equal(run.selected(state).params, params)

@@ -92,8 +92,8 @@ def test_a_circuit_answers_to_rows_as_the_run_does(kind, tmp_path):
     for rows in (vectors.rows, taken.decode(near), [[row[k] for k in places] for row in unseen]):
         cells = {name: [row[i] for row in rows] for i, name in enumerate(names)}
         expected = trained.predict(cells).votes
-        found = source.circuit(*deployment.as_called(source.circuit.inputs, taken.encode(rows)))
-        np.testing.assert_array_equal(np.reshape(found, expected.shape), expected)
+        actual = source.circuit(*deployment.as_called(source.circuit.inputs, taken.encode(rows)))
+        np.testing.assert_array_equal(np.reshape(actual, expected.shape), expected)
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,8 @@ def test_killed_before_and_after_the_list_grows(tmp_path: Path) -> None:
     expected = train(tmp_path / "whole")
     for kill_at, saved in ((5, [2, 4]), (9, [6, 8])):
         words = [sys.executable, __file__, str(tmp_path / "killed"), str(kill_at)]
-        found = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert found.returncode == -signal.SIGKILL, found.stderr
+        actual = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert actual.returncode == -signal.SIGKILL, actual.stderr
         assert checkpoints.steps(tmp_path / "killed") == saved
     state = train(tmp_path / "killed")
     assert edges_of(state).size == EDGES.size + 4

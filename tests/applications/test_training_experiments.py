@@ -205,9 +205,9 @@ def test_a_finished_run_is_left_alone(whole):
 ])  # fmt: skip
 def test_a_damaged_record_of_finishing_is_none(content, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
-    found = runs.Finished.read(tmp_path / "run")
+    result = runs.Finished.read(tmp_path / "run")
     content = content.replace(
-        b'{"parts"', b'{"digest": "%s", "why": "", "parts"' % found.digest.encode()
+        b'{"parts"', b'{"digest": "%s", "why": "", "parts"' % result.digest.encode()
     )
     (tmp_path / "run" / "finished.json").write_bytes(content)
     assert runs.Finished.read(tmp_path / "run") is None

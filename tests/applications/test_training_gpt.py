@@ -129,31 +129,31 @@ def test_bad_input_is_one_message(words, message, tmp_path):
 class TestSlow:
     def test_the_lowest_validation_loss_chooses(self, tmp_path):
         run = Run(CONFIG, TRAINING, TEXT.train, TEXT.validation)
-        state, done, found = run.init(), 0, []
+        state, done, actual = run.init(), 0, []
         for until in (3, 6, 9, 12):
             state, _ = run.advance(state, done, until - done)
             done = until
-            found.append(
+            actual.append(
                 (run.evaluate(state, TEXT.validation), jax.tree.map(np.asarray, state.params))
             )
-            best = min(range(len(found)), key=lambda i: found[i][0])
-            assert float(state.optimizer.loss) == pytest.approx(found[best][0], rel=1e-5)
+            best = min(range(len(actual)), key=lambda i: actual[i][0])
+            assert float(state.optimizer.loss) == pytest.approx(actual[best][0], rel=1e-5)
             assert int(state.optimizer.step) == 3 * (best + 1)
-            assert equal(run.selected(state).params, found[best][1])
-        assert found[0][0] > found[-1][0]
+            assert equal(run.selected(state).params, actual[best][1])
+        assert actual[0][0] > actual[-1][0]
         source = runs.Source(None, TEXT.size, TEXT.digest)
         models.save(
             tmp_path, 12, state, lm_runs.Record(CONFIG, TRAINING, source, 3.0, {}, runs.History())
         )
         tokens, model = jnp.asarray(TEXT.test[None, :8].astype(np.int32)), lutjax.load(tmp_path)
-        want = run.structure.model(jax.tree.map(jnp.asarray, found[best][1]), state.others)(
+        want = run.structure.model(jax.tree.map(jnp.asarray, actual[best][1]), state.others)(
             tokens, deterministic=True
         )
         np.testing.assert_array_equal(model(tokens), want)
         # A state that is worse than the one before it is not kept.
         spoilt = state._replace(params=jax.tree.map(lambda p: 9 * p, state.params))
         spoilt, _ = run.advance(spoilt, 11, 1)
-        assert equal(run.selected(spoilt).params, found[best][1])
+        assert equal(run.selected(spoilt).params, actual[best][1])
 
     def test_clipping_bounds_the_norm_of_all_gradients(self):
         moved = {}

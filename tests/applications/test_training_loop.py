@@ -257,14 +257,14 @@ def test_of_plain_jax_it_is_said_why(words):
         (PLAIN, None),
     ]
     missing = [(NATIVE, "is not installed"), (PLAIN, None)]
-    found = words(
+    result = words(
         {
             "detect": {"forward": half, "backward": half},
             "margins": {"forward": missing},
             "detect_signs": {"forward": half},
         }
     )
-    assert found == [
+    assert result == [
         "kernels: plain JAX for detect, margins and detect_signs",
         "no native code for detect and detect_signs: has no float16",
         "no native code for margins: is not installed",

@@ -88,10 +88,10 @@ def test_which_mesh_is_chosen(params, found, batch, asked, expected):
 @pytest.mark.usefixtures("without_typechecking")
 def test_meshes_over_hosts_and_those_that_cannot_be():
     params, cpus = of_tables(8), jax.devices()
-    found = choose(
+    result = choose(
         of_tables(64), devices(8, hosts=2), 32
     )  # detectors within a host, samples over hosts
-    assert [[d.process_index for d in row] for row in found.devices] == [[0] * 4, [1] * 4]
+    assert [[d.process_index for d in row] for row in result.devices] == [[0] * 4, [1] * 4]
     many, two = cpus * 4 if len(cpus) < 8 else cpus, devices(8, hosts=2)
     for given, message in (
         ((params, many, 32, {"data": 4, "detectors": 16}), r"mesh is data=4,detectors=16, so 64 devices; there are "),
@@ -155,8 +155,8 @@ def run_of(model, options, axes=None):
 def exchanged(compiled):
     """Return the result shapes for all collectives in a compiled program."""
     kinds = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute"
-    found = re.findall(rf"= (.*?) (?:{kinds})(?:-start)?\(", compiled.as_text())
-    shapes = (shape for shapes in found for shape in re.findall(r"\w+\[([\d,]*)\]", shapes))
+    result = re.findall(rf"= (.*?) (?:{kinds})(?:-start)?\(", compiled.as_text())
+    shapes = (shape for shapes in result for shape in re.findall(r"\w+\[([\d,]*)\]", shapes))
     return [tuple(int(n) for n in shape.split(",") if n) for shape in shapes]
 
 
@@ -218,9 +218,11 @@ class TestSlow:
         on_mesh, loss_on_mesh = advance(models.restore(tmp_path, 4, run), 4, 3)
         resumed, _ = one.advance(models.restore(tmp_path, 4, one), 4, 3)
         assert loss_on_mesh < loss  # the mean of the last steps alone
-        for found in (on_mesh, resumed):
+        for actual in (on_mesh, resumed):
             jax.tree.map(
-                lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-5), found, expected
+                lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-5),
+                actual,
+                expected,
             )
         shapes = exchanged(program)
         # Without tables nothing is divided by detector: devices compute the same, and exchange nothing.

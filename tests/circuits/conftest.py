@@ -9,7 +9,7 @@ def folders(tmp_path_factory):
     import exported_runs
     from commands import output
 
-    found = {}
+    result = {}
     for kind, registers in (("digits", 3), ("automaton", 0)):
         folder = tmp_path_factory.mktemp(kind)
         if kind == "digits":
@@ -18,8 +18,8 @@ def folders(tmp_path_factory):
             run = exported_runs.write_automaton(folder)
         text = output("export", "--run", run, "--out", folder / "out", "--registers", registers)
         assert f"lutjax verify {folder / 'out'}" in text
-        found |= {f"{kind} run": run, kind: folder / "out"}
-    return found
+        result |= {f"{kind} run": run, kind: folder / "out"}
+    return result
 
 
 @pytest.fixture(scope="session")

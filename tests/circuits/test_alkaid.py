@@ -24,16 +24,16 @@ def loaded(circuit, folder):
 
 def answers(circuit, given):
     """Evaluate all outputs with lutjax and return them in order."""
-    found = circuit(*(x[:, 0] if x.shape[1] == 1 else x for x in given))
-    found = found if isinstance(found, tuple) else (found,)
-    return np.concatenate([y.reshape(len(y), -1) for y in found], 1).astype(np.float64)
+    result = circuit(*(x[:, 0] if x.shape[1] == 1 else x for x in given))
+    result = result if isinstance(result, tuple) else (result,)
+    return np.concatenate([y.reshape(len(y), -1) for y in result], 1).astype(np.float64)
 
 
 def check(circuit, folder, count=64):
     given = numbers(circuit, count)
     flat = np.concatenate(given, 1).astype(np.float64)
-    found = loaded(circuit, folder).predict(flat, n_threads=1).reshape(count, -1)
-    np.testing.assert_array_equal(found, answers(circuit, given))
+    result = loaded(circuit, folder).predict(flat, n_threads=1).reshape(count, -1)
+    np.testing.assert_array_equal(result, answers(circuit, given))
 
 
 @given(plan=plans())
@@ -72,10 +72,10 @@ def test_what_alkaid_saves_is_read(tmp_path):
     for table in program.lookup_tables:
         assert type(table)(table.float_table).spec == table.spec
     program.save(tmp_path / "saved.json.gz")
-    found = circuits.alkaid.read(gzip.decompress((tmp_path / "saved.json.gz").read_bytes()))
-    assert [(port.name, port.count, port.format) for port in found.inputs] == [("x", 4, Format(3))]
+    result = circuits.alkaid.read(gzip.decompress((tmp_path / "saved.json.gz").read_bytes()))
+    assert [(port.name, port.count, port.format) for port in result.inputs] == [("x", 4, Format(3))]
     given = numbers(circuit, 256)
-    np.testing.assert_array_equal(answers(found, given), answers(circuit, given))
+    np.testing.assert_array_equal(answers(result, given), answers(circuit, given))
 
 
 def test_its_command_takes_the_file(tmp_path):

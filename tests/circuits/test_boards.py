@@ -54,9 +54,9 @@ class Line:
         self.wait(40)
 
     def step(self, level):
-        found = self.machine.step({"from_host": np.full(1, 2**64 - 1 if level else 0, np.uint64)})
-        self.levels.append(int(found["to_host"][0]) & 1)
-        self.leds.add(int(found["led"][0]) & 1)
+        result = self.machine.step({"from_host": np.full(1, 2**64 - 1 if level else 0, np.uint64)})
+        self.levels.append(int(result["to_host"][0]) & 1)
+        self.leds.add(int(result["led"][0]) & 1)
 
     def wait(self, cycles):
         for _ in range(cycles):
@@ -71,18 +71,18 @@ class Line:
     def read(self, count):
         """Return bytes received since the last call and wait for pending bytes."""
         self.wait(CYCLES * 10 * (count + 2))
-        found, at = [], 1
+        result, at = [], 1
         while at < len(self.levels):
             if self.levels[at - 1] and not self.levels[at]:
                 middle = at + CYCLES // 2
                 bits = [self.levels[middle + k * CYCLES] for k in range(10)]
                 assert bits[0] == 0
                 assert bits[9] == 1
-                found.append(sum(bit << k for k, bit in enumerate(bits[1:9])))
+                result.append(sum(bit << k for k, bit in enumerate(bits[1:9])))
                 at = middle + 9 * CYCLES
             at += 1
         self.levels = self.levels[-1:]
-        return bytes(found)
+        return bytes(result)
 
 
 def test_one_bit(tmp_path):

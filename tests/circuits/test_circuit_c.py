@@ -111,8 +111,8 @@ def test_operations_of_every_size_of_table(n):
         words = np.array(
             [[a >> k & 1 for a in range(count)] for k in range(port.count)], dtype=np.uint64
         )
-        found = bits(_operations.operations(circuit), words)[0] & np.uint64(1)
-        assert found.tolist() == [table >> (a % (1 << n)) & 1 for a in range(count)]
+        result = bits(_operations.operations(circuit), words)[0] & np.uint64(1)
+        assert result.tolist() == [table >> (a % (1 << n)) & 1 for a in range(count)]
 
 
 def test_few_operations_for_known_tables():

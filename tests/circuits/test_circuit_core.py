@@ -23,13 +23,13 @@ def assignments(n):
 
 def answers(circuit, bits):
     """Evaluate the output bits gate by gate and sample by sample: the slow circuit definition."""
-    found = []
+    result = []
     for sample in bits.tolist():
         values = [0, *sample]
         for nodes, table in zip(circuit.fanins, circuit.tables, strict=True):
             values.append(table >> sum(values[n] << k for k, n in enumerate(nodes)) & 1)
-        found.append([values[k >> 1] ^ k & 1 for k in circuit.literals])
-    return np.array(found, int).reshape(len(bits), len(circuit.literals))
+        result.append([values[k >> 1] ^ k & 1 for k in circuit.literals])
+    return np.array(result, int).reshape(len(bits), len(circuit.literals))
 
 
 def begun(n, **options):
@@ -85,9 +85,9 @@ def test_operations_on_tables(table, data):
     def index(rows):
         return (rows << np.arange(rows.shape[1])).sum(1)
 
-    def same(found, rows, m):
-        assert 0 <= found <= truth.FULL[m]
-        assert [found >> a & 1 for a in range(1 << m)] == values[index(rows)].tolist()
+    def same(result, rows, m):
+        assert 0 <= result <= truth.FULL[m]
+        assert [result >> a & 1 for a in range(1 << m)] == values[index(rows)].tolist()
 
     i, value = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, 1))
     shorter = assignments(n - 1)
@@ -116,11 +116,11 @@ def test_composition_of_tables(outer, inner, data):
     i = data.draw(st.integers(0, n - 1))
     m = data.draw(st.integers(max(n - 1, k), 8))
     positions = data.draw(st.permutations(range(m)))[:k]
-    found = truth.compose(outer, n, i, inner, positions, m)
+    result = truth.compose(outer, n, i, inner, positions, m)
     for a, x in enumerate(assignments(m).tolist()):
         rest = x[: n - 1]
         rest.insert(i, truth.evaluate(inner, [x[p] for p in positions]))
-        assert found >> a & 1 == truth.evaluate(outer, rest)
+        assert result >> a & 1 == truth.evaluate(outer, rest)
 
 
 @given(table=tables())
@@ -253,9 +253,9 @@ def test_a_full_adder_is_found(goal, count, without_typechecking):
         sums += [products]
     builder.output("y", sums)
     circuit = builder.circuit()
-    found = circuits.resynthesize(circuit, goal, effort=0.01)
-    assert len((operations if goal == "gates" else and_graph)(found)[0]) == count < len(circuit)
-    assert (found(assignments(3)) == circuit(assignments(3))).all()
+    result = circuits.resynthesize(circuit, goal, effort=0.01)
+    assert len((operations if goal == "gates" else and_graph)(result)[0]) == count < len(circuit)
+    assert (result(assignments(3)) == circuit(assignments(3))).all()
 
 
 @pytest.mark.parametrize("inverted", [0, 1])
@@ -313,9 +313,9 @@ def test_and_nodes_and_operations_compute_the_same(recipe):
     raw = raw_circuit(recipe)
     bits = assignments(raw.n_inputs)
     (ands, _), (nodes, _) = and_graph(raw), operations(raw)
-    for found, outputs in (and_graph(raw), operations(raw)):
+    for result, outputs in (and_graph(raw), operations(raw)):
         values = [np.zeros(len(bits), int), *bits.T]
-        for a, b in found:
+        for a, b in result:
             x, y = values[a >> 1] ^ a & 1, values[b >> 1] ^ b & 1
             assert 2 * len(values) > max(a, b)
             assert a > b or not (a | b) & 1
@@ -383,8 +383,8 @@ def test_bits_are_counted_through_gates_that_share_inputs(lut):
     builder.output("y", arithmetic.popcounts(builder, groups))
     for k, group in enumerate(groups):
         builder.output(f"y{k}", [[bit] for bit in group])
-    found, *rest = builder.circuit()(assignments(6))
-    assert (found == np.stack([bits.sum(1) for bits in rest], 1)).all()
+    result, *rest = builder.circuit()(assignments(6))
+    assert (result == np.stack([bits.sum(1) for bits in rest], 1)).all()
 
 
 def test_bits_over_more_nodes_than_a_table_reads_are_counted():
@@ -436,11 +436,11 @@ def test_comparison_with_constants(lut, format):
     builder.output("y", [[bit] for bit in above])
     if form.bits == 4 and form.signed:
         builder.output("z", [[arithmetic.above_signed(builder, x, int(k))] for k in numbers])
-    found = builder.circuit()(numbers)
-    if isinstance(found, tuple):
-        found, of_signed = found
+    result = builder.circuit()(numbers)
+    if isinstance(result, tuple):
+        result, of_signed = result
         assert (of_signed == (numbers[:, None] > numbers)).all()
-    assert (found == (numbers[:, None] > limits)).all()
+    assert (result == (numbers[:, None] > limits)).all()
 
 
 @pytest.mark.parametrize("lut", [2, 3, 5, 6])

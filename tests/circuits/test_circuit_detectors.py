@@ -177,7 +177,7 @@ def test_tables_in_a_file(rounded, compiler, tmp_path):
         language_model.verify(tmp_path, compiler=compiler)
         == "5 bytes of 1 texts, and 1 times 256 logits"
     )
-    found = []
+    actual = []
     for row in range(8):
         entry = (
             rounded.integer.n_values - 256 * (8 - row) + 77
@@ -187,10 +187,10 @@ def test_tables_in_a_file(rounded, compiler, tmp_path):
         tables.write_bytes(flipped)
         logits = logits_in_c(program, prompt, "-m", tables)
         if logits != expected:
-            found.append([k for k in range(256) if logits[k] != expected[k]])
+            actual.append([k for k in range(256) if logits[k] != expected[k]])
             with pytest.raises(DifferenceError, match="text 0: 1 of 256 logits"):
                 language_model.verify(tmp_path, compiler=compiler)
-    assert found == [[77]]
+    assert actual == [[77]]
     for damaged in (content[:-1], content + b"\0"):
         tables.write_bytes(damaged)
         assert status(program, "-m", tables, given=prompt) == 2
@@ -222,8 +222,8 @@ def test_draws_in_c_are_those_in_python(program):
         ("0.001", "0.05", "1", "1000"), (1, 3, 256), (1, 2**64 - 1)
     ):
         draws = Draws(seed=seed, fraction=fraction, temperature=round(1000 * float(t)), top_k=top_k)
-        found = run(program, "-n", 1, "-t", t, "-k", top_k, "-s", seed, given=b"x")
-        assert found == bytes([draws(logits)])
+        result = run(program, "-n", 1, "-t", t, "-k", top_k, "-s", seed, given=b"x")
+        assert result == bytes([draws(logits)])
 
 
 def test_draws_follow_the_softmax():

@@ -34,12 +34,12 @@ NAMED = {
 
 def answer(name, bits, roles):
     """Evaluate a named gate on already inverted bits, independently from the package."""
-    if found := re.fullmatch(r"at least (\d+)", name):
-        return int(sum(bits) >= int(found[1]))
-    if found := re.fullmatch(r"less than (\d+)", name):
-        return int(sum(bits) < int(found[1]))
-    if found := re.fullmatch(r"bit (\d+) of sum", name):
-        return sum(bits) >> int(found[1]) & 1
+    if result := re.fullmatch(r"at least (\d+)", name):
+        return int(sum(bits) >= int(result[1]))
+    if result := re.fullmatch(r"less than (\d+)", name):
+        return int(sum(bits) < int(result[1]))
+    if result := re.fullmatch(r"bit (\d+) of sum", name):
+        return sum(bits) >> int(result[1]) & 1
     if name in "01":
         return int(name)
     if name.startswith("0x"):
@@ -138,8 +138,10 @@ def test_graphviz_text_computes_the_circuit(seed):
     for bits in itertools.islice(itertools.product((0, 1), repeat=7), 0, 128, 5):
         words = np.array(bits, np.uint8)[:, None]
         expected = (circuit.evaluate(words) & np.uint8(1))[:, 0].tolist()
-        found = evaluated_text(text, dict(zip(names, bits, strict=True)))
-        assert [found[f"y[{k}].{b}"] for k in range(2) for b in range(3)] + [found["z"]] == expected
+        actual = evaluated_text(text, dict(zip(names, bits, strict=True)))
+        assert [actual[f"y[{k}].{b}"] for k in range(2) for b in range(3)] + [
+            actual["z"]
+        ] == expected
 
 
 def test_graphviz_text_has_parts_and_escapes_names():

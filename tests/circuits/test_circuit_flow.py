@@ -87,8 +87,8 @@ def with_a_flipped_entry(folder, name):
         for entry in range(1 << len(circuit.fanins[gate])):
             tables = (*circuit.tables[:gate], table ^ 1 << entry, *circuit.tables[gate + 1 :])
             changed = dataclasses.replace(circuit, tables=tables)
-            found = deployment.evaluate_ports(changed, inputs)
-            if any((found[port] != answers).any() for port, answers in vectors.outputs.items()):
+            result = deployment.evaluate_ports(changed, inputs)
+            if any((result[port] != answers).any() for port, answers in vectors.outputs.items()):
                 return changed
     raise AssertionError("no entry matters")
 
@@ -160,23 +160,23 @@ def test_a_flipped_entry_is_found(name, where, required, folders, tmp_path):
     )[name]
     content = content if isinstance(content, bytes) else content.encode()
     assert content != (folder / name).read_bytes()
-    found = failures(
+    result = failures(
         replaced(folder, tmp_path / "out", {name: content}), (where, *IN_NUMPY), needed=where
     )
     read_in_numpy = Path(name).suffix in (".blif", ".aig", ".aag", ".html", ".json")
-    assert found == {where} | ({f"{name} in NumPy = {kind}.json"} if read_in_numpy else set())
+    assert result == {where} | ({f"{name} in NumPy = {kind}.json"} if read_in_numpy else set())
 
 
 def test_a_flipped_entry_of_the_circuit_is_found(folders, tmp_path):
     changed = circuits.netlist_json.write(
         with_a_flipped_entry(folders["digits"], "digits")
     ).encode()
-    found = failures(
+    result = failures(
         replaced(folders["digits"], tmp_path / "out", {"digits.json": changed}), IN_NUMPY
     )
     ends = (".blif", ".aig", ".aag", ".html", "_alkaid.json")
     others = {f"digits{end} in NumPy = digits.json" for end in ends}
-    assert found == {
+    assert result == {
         "digits.json in NumPy = vectors.json",
         "digits.json = the model in JAX",
         *others,
@@ -187,8 +187,8 @@ def test_a_wrong_answer_among_the_vectors_is_found(folders, tmp_path):
     vectors = vectors_of(folders["automaton"])
     vectors.outputs["y"][77] ^= 1
     changed = {VECTORS: vectors.to_json().encode()}
-    found = failures(replaced(folders["automaton"], tmp_path / "out", changed), IN_NUMPY)
-    assert found == {"automaton.json in NumPy = vectors.json"}
+    result = failures(replaced(folders["automaton"], tmp_path / "out", changed), IN_NUMPY)
+    assert result == {"automaton.json in NumPy = vectors.json"}
 
 
 def test_a_changed_byte_of_any_file_is_found(folders, tmp_path):
@@ -246,8 +246,8 @@ def test_programs_that_cannot_be_run_prove_nothing(folders, tmp_path, monkeypatc
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda name: str(tmp_path / name))
     monkeypatch.setattr(abc, "find", lambda: str(tmp_path / "abc"))
-    found = {proof.name: proof for proof in proofs.verify(folders["automaton"])}
-    refused = {name: proof.detail for name, proof in found.items() if proof.passed is None}
+    actual = {proof.name: proof for proof in proofs.verify(folders["automaton"])}
+    refused = {name: proof.detail for name, proof in actual.items() if proof.passed is None}
     tools = {
         "Verilog, simulated = vectors.json": "iverilog",
         "automaton.html, its script = vectors.json": "node",
@@ -263,7 +263,7 @@ def test_programs_that_cannot_be_run_prove_nothing(folders, tmp_path, monkeypatc
     if not importlib.util.find_spec("pyosys"):
         expected["automaton.v = automaton.json, by ABC"] = "pyosys is not installed"
     assert refused == expected
-    assert all(proof.passed for name, proof in found.items() if name not in refused)
+    assert all(proof.passed for name, proof in actual.items() if name not in refused)
 
 
 def test_the_rule_of_life_is_proved():
@@ -276,8 +276,8 @@ def test_the_rule_of_life_is_proved():
     votes = circuits.arithmetic.popcount(builder, bits[:8])
     two_or_three = builder.gate([votes[1], votes[2], votes[3]], 0b00000010)
     builder.output("y", [[builder.gate([two_or_three, votes[0], bits[8]], 0b10101000)]])
-    found = deployment.evaluate_ports(builder.circuit(), [boards])["y"]
-    np.testing.assert_array_equal(found, proofs.life(boards))
+    result = deployment.evaluate_ports(builder.circuit(), [boards])["y"]
+    np.testing.assert_array_equal(result, proofs.life(boards))
 
 
 # ------------------------------------------------------------------------------------- what export refuses

@@ -33,10 +33,10 @@ FORMATS = {
 def test_circuits_come_back(plan):
     circuit = made(plan)
     for name, back in FORMATS.items():
-        found = back(circuit)
-        assert same(circuit, found), name
+        result = back(circuit)
+        assert same(circuit, result), name
         if name == "json":
-            assert dataclasses.asdict(found) == dataclasses.asdict(circuit)
+            assert dataclasses.asdict(result) == dataclasses.asdict(circuit)
 
 
 @pytest.mark.parametrize("name", SPECIAL)
@@ -50,8 +50,8 @@ def test_special_circuits_come_back(name):
 @settings(max_examples=20)
 def test_blif_keeps_the_gates_of_simplified_circuits(plan):
     circuit = circuits.simplify(made(plan))
-    found = circuits.blif.read(circuits.blif.write(circuit))
-    assert (found.fanins, found.tables, found.literals) == (
+    result = circuits.blif.read(circuits.blif.write(circuit))
+    assert (result.fanins, result.tables, result.literals) == (
         circuit.fanins,
         circuit.tables,
         circuit.literals,
@@ -67,9 +67,9 @@ def test_the_example_of_aiger():
     """Half adder from the format's report, in both forms."""
     text = b"aag 7 2 0 2 3\n2\n4\n6\n12\n6 13 15\n12 2 4\n14 3 5\ni0 x\ni1 y\no0 s\no1 c\n"
     data = b"aig 5 2 0 2 3\n10\n6\n\x02\x02\x03\x02\x01\x02i0 x\ni1 y\no0 s\no1 c\n"
-    for found in (circuits.aiger.read(text), circuits.aiger.read(data)):
-        assert [port.name for port in (*found.inputs, *found.outputs)] == ["x", "y", "s", "c"]
-        s, c = found([0, 1, 0, 1], [0, 0, 1, 1])
+    for result in (circuits.aiger.read(text), circuits.aiger.read(data)):
+        assert [port.name for port in (*result.inputs, *result.outputs)] == ["x", "y", "s", "c"]
+        s, c = result([0, 1, 0, 1], [0, 0, 1, 1])
         assert (s.tolist(), c.tolist()) == ([0, 1, 1, 0], [0, 0, 0, 1])
 
 
@@ -104,13 +104,13 @@ not_b one same
 .end
 .names what comes after the end is not read
 """
-    found = circuits.blif.read(text)
-    assert [port.name for port in found.inputs] == ["a", "b", "c", "_d"]
-    assert [port.name for port in found.outputs] == ["both", "not_b", "one", "same", "late"]
+    actual = circuits.blif.read(text)
+    assert [port.name for port in actual.inputs] == ["a", "b", "c", "_d"]
+    assert [port.name for port in actual.outputs] == ["both", "not_b", "one", "same", "late"]
     bits = np.arange(32)[:, None] >> np.arange(5) & 1
     a, b, c, low, high = bits.T
     expected = [(1 - a) * (1 - b) * c, 1 - b, a * 0 + 1, a, low | high]
-    assert np.array_equal(found(a, b, c, bits[:, 3:]), expected)
+    assert np.array_equal(actual(a, b, c, bits[:, 3:]), expected)
 
 
 def test_blif_tables_of_many_inputs():
@@ -127,10 +127,10 @@ def test_blif_tables_of_many_inputs():
     assert 0.1 < hit.mean() < 0.9
     for answer in "01":
         cover = "\n".join(f"{row} {answer}" for row in rows)
-        found = circuits.blif.read(
+        result = circuits.blif.read(
             f".model m\n.inputs {names}\n.outputs y\n.names {names} y\n{cover}\n.end\n"
         )
-        assert np.array_equal(found(samples), hit == (answer == "1"))
+        assert np.array_equal(result(samples), hit == (answer == "1"))
 
 
 @pytest.mark.parametrize(("lines", "message"), [
@@ -168,17 +168,17 @@ def test_text_that_is_not_blif():
 def test_a_deep_chain_is_read():
     n = 5000
     rows = [f".names n{k} n{k + 1}\n0 1" for k in reversed(range(n))]
-    found = circuits.blif.read(
+    result = circuits.blif.read(
         "\n".join([".model m", ".inputs n0", f".outputs n{n}", *rows, ".end"])
     )
-    assert found.literals == (2,)
+    assert result.literals == (2,)
 
 
 # ------------------------------------------------------------------------------------------- AIGER of others
 def test_aiger_without_names_and_in_any_order():
-    found = circuits.aiger.read(b"aag 6 2 0 2 2\n4\n2\n13\n1\n12 10 5\n10 2 4\n")
-    assert (found.inputs, found.outputs) == ((Port("x", 2),), (Port("y", 2),))
-    assert found([[0, 0], [0, 1], [1, 0], [1, 1]]).tolist() == [[1, 1]] * 4
+    result = circuits.aiger.read(b"aag 6 2 0 2 2\n4\n2\n13\n1\n12 10 5\n10 2 4\n")
+    assert (result.inputs, result.outputs) == ((Port("x", 2),), (Port("y", 2),))
+    assert result([[0, 0], [0, 1], [1, 0], [1, 1]]).tolist() == [[1, 1]] * 4
     named = circuits.aiger.read(
         b"aag 1 1 0 1 0\n2\n3\ni0 a name\no0 reg\nc\nlutjax ports nonsense\n"
     )
@@ -226,9 +226,9 @@ def test_aiger_is_bytes():
 
 # ------------------------------------------------------------------------------------------- JSON
 def damaged(change):
-    found = json.loads(circuits.netlist_json.write(drawn(0)))
-    change(found)
-    return json.dumps(found)
+    result = json.loads(circuits.netlist_json.write(drawn(0)))
+    change(result)
+    return json.dumps(result)
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -325,22 +325,22 @@ def test_registers_at_every_level_in_a_simulator():
     circuit = drawn(5)
     assert circuit.depth >= 6
     for k in range(circuit.depth + 2):
-        found = simulated(circuit, k)
-        assert found, found.line
+        result = simulated(circuit, k)
+        assert result, result.line
         gaps = (
             f", latency {-(-circuit.depth // k)}, without and with gaps"
             if 0 < k <= circuit.depth
             else ""
         )
-        assert found.line.startswith(f"PASS: 50 samples{gaps}")
+        assert result.line.startswith(f"PASS: 50 samples{gaps}")
 
 
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_circuits_in_a_simulator(name):
     require_tool("iverilog")
     for registers in (0, 1) if name != "names of our own" else (0, 1, 2):
-        found = simulated(SPECIAL[name], registers, n=8)
-        assert found, found.line
+        result = simulated(SPECIAL[name], registers, n=8)
+        assert result, result.line
 
 
 def test_numbers_of_several_ports_in_a_simulator():
@@ -357,9 +357,9 @@ def test_a_simulator_finds_what_is_wrong():
     circuit = drawn(5)
     wrong = next(visibly_flipped(circuit))
     for registers in (0, 2):
-        found = simulated(wrong, registers, reference=circuit, n=500)
-        assert not found
-        assert re.match(r"FAIL: \d+ of \d+ .*wrong.*first sample \d+", found.line), found.line
+        result = simulated(wrong, registers, reference=circuit, n=500)
+        assert not result
+        assert re.match(r"FAIL: \d+ of \d+ .*wrong.*first sample \d+", result.line), result.line
     samples = numbers(circuit)
     module, testbench = (
         circuits.verilog.write(circuit, registers=2),
@@ -372,9 +372,9 @@ def test_a_simulator_finds_what_is_wrong():
     }
     for old, new in broken.items():
         assert old in module
-        found = simulate.run(module.replace(old, new), testbench)
-        assert not found
-        assert found.line.startswith("FAIL"), found.line
+        result = simulate.run(module.replace(old, new), testbench)
+        assert not result
+        assert result.line.startswith("FAIL"), result.line
     late = verilog.testbench(circuit, samples, registers=3)
     assert not simulate.run(module, late)
     assert "syntax error" in simulate.run("module", testbench).line
@@ -415,11 +415,11 @@ def test_a_proof_finds_a_flipped_answer(tmp_path):
     for wrong in itertools.islice(visibly_flipped(circuit), 0, 40, 20):
         (tmp_path / "wrong.blif").write_text(circuits.blif.write(wrong))
         for other in (wrong, tmp_path / "wrong.blif"):
-            found = abc.cec(circuit, other)
-            assert not found
-            assert found.status == "different"
+            result = abc.cec(circuit, other)
+            assert not result
+            assert result.status == "different"
             bits = np.array(
-                [[found.counterexample[f"x[{k}]"]] for k in range(circuit.n_inputs)], np.uint64
+                [[result.counterexample[f"x[{k}]"]] for k in range(circuit.n_inputs)], np.uint64
             )
             assert not np.array_equal(
                 circuit.evaluate(bits) & np.uint64(1), wrong.evaluate(bits) & np.uint64(1)
@@ -459,12 +459,12 @@ def test_optimized_circuits_compute_the_same():
     require_tool("abc")
     circuit = drawn(12, 80)
     for script in (abc.SCRIPT, "strash; if -K 6 -a"):
-        found = abc.optimize(circuit, script)
-        assert same(circuit, found)
-        assert abc.cec(circuit, found)
-    assert max(map(len, found.fanins)) <= 6
+        result = abc.optimize(circuit, script)
+        assert same(circuit, result)
+        assert abc.cec(circuit, result)
+    assert max(map(len, result.fanins)) <= 6
     # ABC counts an inverter at an output, which is a literal here.
-    assert len(circuit.outputs) * 6 >= abc.lut_count(circuit) - len(found) >= 0
+    assert len(circuit.outputs) * 6 >= abc.lut_count(circuit) - len(result) >= 0
     assert abc.lut_count(circuit) <= abc.lut_count(circuit, 4)
     with pytest.raises(RuntimeError, match="ABC wrote no circuit"):
         abc.optimize(circuit, "strash; nonsense")

@@ -86,11 +86,11 @@ def packed_of(truth, wires, n_classes, n_bits, layers=None):
 
 
 def assert_votes(circuit, x, votes):
-    found = circuit(x)
+    result = circuit(x)
     if circuit.outputs[0].count == 1:
-        np.testing.assert_array_equal(found, votes.argmax(-1))
+        np.testing.assert_array_equal(result, votes.argmax(-1))
     else:
-        np.testing.assert_array_equal(found, votes)
+        np.testing.assert_array_equal(result, votes)
 
 
 # ------------------------------------------------------------------------------------- classifiers
@@ -368,10 +368,10 @@ def test_steps_of_an_automaton(periodic):
     circuit = model.circuit()
     assert circuit.about["kind"] == "automaton"
     assert [name for name, _ in circuit.parts] == [f"layer {i}" for i in range(1, 6)]
-    found = circuits.step_automaton(circuit, state, 20)
-    assert found.dtype == np.int8
-    np.testing.assert_array_equal(found, model(jnp.asarray(state), 20, deterministic=True))
-    assert 0 < found.mean() < 1
+    result = circuits.step_automaton(circuit, state, 20)
+    assert result.dtype == np.int8
+    np.testing.assert_array_equal(result, model(jnp.asarray(state), 20, deterministic=True))
+    assert 0 < result.mean() < 1
     np.testing.assert_array_equal(circuits.step_automaton(circuit, state, 0), state)
 
 

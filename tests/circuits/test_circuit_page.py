@@ -53,8 +53,8 @@ def test_node_and_numpy_agree(n_inputs, n_gates, n_words, arities):
     require_tool("node")
     circuit = random_circuit(n_gates, n_inputs, n_gates, arities=arities)
     words = np.random.default_rng(n_words).integers(0, 1 << 32, (n_inputs, n_words), np.uint32)
-    found = evaluate_in_node(circuits.page.write(circuit), words)
-    np.testing.assert_array_equal(found, circuit.evaluate(words))
+    result = evaluate_in_node(circuits.page.write(circuit), words)
+    np.testing.assert_array_equal(result, circuit.evaluate(words))
 
 
 def test_node_sees_every_entry_of_a_table():
@@ -116,9 +116,9 @@ def test_examples_are_numbers_of_the_format():
     def data(**options):
         return data_of(circuits.page.write(circuit, **options))
 
-    found = data(examples=np.array([[-2, -0.25, 0, 1.75]]), labels=[3], maximum=1.5)
-    assert found["examples"] == [[-8, -1, 0, 7]]
-    assert (found["labels"], found["maximum"], found["image"]) == ([3], 6, [2, 2])
+    result = data(examples=np.array([[-2, -0.25, 0, 1.75]]), labels=[3], maximum=1.5)
+    assert result["examples"] == [[-8, -1, 0, 7]]
+    assert (result["labels"], result["maximum"], result["image"]) == ([3], 6, [2, 2])
     assert data(examples=np.array([[0, 0, 0, 0.5]]))["maximum"] == 2
     assert data()["maximum"] == 7
 
@@ -426,9 +426,9 @@ def test_every_gate_is_a_dot(opened):
       }
       return dots;
     })"""
-    found = page.run(filled)
-    assert [len(dots) for dots in found] == [count for _, count in circuit.parts]
-    assert list(itertools.chain(*found)) == every(bits[None])[0].tolist()
+    result = page.run(filled)
+    assert [len(dots) for dots in result] == [count for _, count in circuit.parts]
+    assert list(itertools.chain(*result)) == every(bits[None])[0].tolist()
     rows = [row.split(":")[0] for row in page.text("#parts").splitlines() if ":" in row]
     assert rows == ["layer 1", "layer 2"]
     page.click("#measure")
@@ -443,10 +443,10 @@ def test_controls_have_names_and_can_be_reached(opened, kind):
         "network": lambda: random_circuit(0, {"a": (2, Format(3)), "b": (2, Format())}, 20),
     }
     page = opened(makers[kind](), width=360)
-    found = page.control_names()
-    assert len(found) > 3
-    assert all(found)
-    n_tabs = len(found) + 4  # more than there are, as radio buttons are reached as one
+    result = page.control_names()
+    assert len(result) > 3
+    assert all(result)
+    n_tabs = len(result) + 4  # more than there are, as radio buttons are reached as one
     seen = set()
     for _ in range(n_tabs):
         page.press("Tab")

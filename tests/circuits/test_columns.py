@@ -147,8 +147,8 @@ def test_a_circuit_compares_as_python_does():
     rows = every_row()
     codes = ROWS.encode(rows)
     assert [port.name for port in ROWS.ports] == list(codes)
-    found = deployment.evaluate_ports(circuit_of_bits(), list(codes.values()))["y"]
-    np.testing.assert_array_equal(found, np.array([bits_of(row) for row in rows]))
+    result = deployment.evaluate_ports(circuit_of_bits(), list(codes.values()))["y"]
+    np.testing.assert_array_equal(result, np.array([bits_of(row) for row in rows]))
 
 
 def test_rows_come_back_from_codes():
@@ -205,12 +205,12 @@ def test_what_is_refused(make, message):
 
 def test_names_of_ports():
     names = ["Hours per week", "hours-per-week", "class", "new", "errno", "3d", "%", "clk", "Y"]
-    found = columns.port_names(names, ("y", *verilog.CONTROL))
-    assert found == [
+    result = columns.port_names(names, ("y", *verilog.CONTROL))
+    assert result == [
         *("hours_per_week", "hours_per_week_column", "class_column", "new_column", "errno_column"),
         *("column_3d", "column_7", "clk_column", "y_column"),
     ]
-    assert all(Port(name) for name in found)
+    assert all(Port(name) for name in result)
 
 
 def test_a_circuit_with_other_columns_is_refused():
@@ -288,11 +288,9 @@ def test_a_library_compares_whole_numbers():
     samples = list(ROWS.encode(every_row(200)).values())
     program = _microcontroller.make_program(circuit, layers)
     assert all(load.bit is None for load in program.loads)
-    assert (
-        len(program.operations) < len(_microcontroller.make_program(circuit, None).operations) / 2
-    )
-    (found,) = _microcontroller.evaluate(program, samples)
-    np.testing.assert_array_equal(found, deployment.evaluate_ports(circuit, samples)["y"])
+    assert len(program.operations) < len(_microcontroller.make_program(circuit, None).operations) / 2
+    (result,) = _microcontroller.evaluate(program, samples)
+    np.testing.assert_array_equal(result, deployment.evaluate_ports(circuit, samples)["y"])
     header = mcu.write(circuit, "people", target="avr", layers=layers)["src/people.h"]
     assert (
         '    int8_t age; /* "age", from 17 to 90 in training; in units of 1, from -128 to 127; PEOPLE_AGE_MISSING where missing */'
@@ -338,8 +336,8 @@ def test_the_page_has_fields():
 def test_the_page_compares_as_python_does():
     require_tool("node")
     rows = every_row(100)
-    found = page.evaluate_rows_in_node(page.write(circuit_of_bits()), rows)
-    bits = np.unpackbits(found.astype("<u4").view(np.uint8), axis=1, count=100, bitorder="little")
+    result = page.evaluate_rows_in_node(page.write(circuit_of_bits()), rows)
+    bits = np.unpackbits(result.astype("<u4").view(np.uint8), axis=1, count=100, bitorder="little")
     np.testing.assert_array_equal(bits.T, np.array([bits_of(row) for row in rows]))
 
 
@@ -391,13 +389,13 @@ def test_the_fields_of_the_page():
     assert shown[3] == ['job "?" */', "select", None, "", [*JOB.values, "(any other)", "(missing)"]]
     assert (begin, target) == (rows[0], "income & all:")
     votes = deployment.evaluate_ports(circuit, list(ROWS.encode(rows).values()))["y"].tolist()
-    for row, counts, (read, found, name, words) in zip(rows, votes, answers, strict=True):
+    for row, counts, (read, result, name, words) in zip(rows, votes, answers, strict=True):
         assert [
             cell
             for cell, column in zip(read, ROWS.columns, strict=True)
             if isinstance(column, Number)
         ] == row[:3] + row[5:]
-        assert (found, name) == (counts, "high" if counts[0] >= counts[1] else "<low>")
+        assert (result, name) == (counts, "high" if counts[0] >= counts[1] else "<low>")
         plural = ["vote" if count == 1 else "votes" for count in counts]
         assert words.startswith(
             f"{counts[0]} {plural[0]} for high, {counts[1]} {plural[1]} for <low>."
@@ -480,6 +478,6 @@ def test_a_changed_encoding_in_a_page_fails(tmp_path):
         "people.html",
         text.replace(b"cell > column.thresholds", b"cell >= column.thresholds", 1),
     )
-    found = failed(folder)
-    assert list(found) == ["people.html, its script = vectors.json"]
-    assert "encodes the rows" in found["people.html, its script = vectors.json"]
+    result = failed(folder)
+    assert list(result) == ["people.html, its script = vectors.json"]
+    assert "encodes the rows" in result["people.html, its script = vectors.json"]

@@ -129,8 +129,8 @@ def test_facts_that_others_state_are_left_alone():
     about["by"] = {"who": ["me", 1, 2.5, True, None]}
     circuit = random_circuit(0, {"x": (9, Format(3))}, 20, about=about)
     every_format(circuit)
-    found = circuits.netlist_json.read(circuits.netlist_json.write(circuit)).about
-    assert found == {**about, "sizes": [1, 2]}
+    result = circuits.netlist_json.read(circuits.netlist_json.write(circuit)).about
+    assert result == {**about, "sizes": [1, 2]}
     deep = value = []
     for _ in range(40):
         value.append([])

@@ -30,8 +30,10 @@ def test_parts_one_after_the_other_are_the_circuit():
         answers = part.evaluate(np.array([values[n] for n in sorted(before)]))
         values.update(zip(sorted(needed), answers, strict=True))
     full = np.uint64(2**64 - 1)
-    found = np.array([values[k >> 1] ^ (full if k & 1 else np.uint64(0)) for k in circuit.literals])
-    np.testing.assert_array_equal(found, circuit.evaluate(words))
+    result = np.array(
+        [values[k >> 1] ^ (full if k & 1 else np.uint64(0)) for k in circuit.literals]
+    )
+    np.testing.assert_array_equal(result, circuit.evaluate(words))
 
 
 @pytest.mark.parametrize(("family", "options", "message"), [
@@ -57,18 +59,18 @@ def test_cells_are_counted():
     builder.output(
         "y", [[bit] for bit in (*first, builder.gate([*first, *bits[8:]], 0b1110_1001_0110_1000))]
     )
-    found = fpga.report(builder.circuit(), "ice40", place=False)
+    result = fpga.report(builder.circuit(), "ice40", place=False)
     assert [
         (cost.name, cost.gates, cost.luts, cost.levels, cost.cycles)
-        for cost in (*found.parts, found.total)
+        for cost in (*result.parts, result.total)
     ] == [("layer 1", 2, 2, 1, 1), ("layer 2", 1, 1, 1, 1), ("all", 3, 3, 2, 1)]
-    assert {cost.flip_flops for cost in found.parts} == {0}
-    assert found.total.clock is None
-    assert found.total.latency is None
-    assert str(found).splitlines()[-1] == "not placed: it was not asked for"
-    stated = json.loads(found.to_json())
+    assert {cost.flip_flops for cost in result.parts} == {0}
+    assert result.total.clock is None
+    assert result.total.latency is None
+    assert str(result).splitlines()[-1] == "not placed: it was not asked for"
+    stated = json.loads(result.to_json())
     assert [part["name"] for part in stated["parts"]] == ["layer 1", "layer 2"]
-    assert stated["all"]["luts"] == found.total.luts
+    assert stated["all"]["luts"] == result.total.luts
     assert stated["tools"]["pyosys"]
 
 

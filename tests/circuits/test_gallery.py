@@ -109,8 +109,8 @@ def test_clothes_are_read_from_pixels_as_from_bits(gallery):
     """Compare pixels and edges with thresholds in the circuit and in NumPy, and read the page's examples."""
     text = (PLAY / "fashion.html").read_text(encoding="utf-8")
     data = json.loads(re.search(r'id="circuit">(.*?)</script>', text, re.DOTALL)[1])
-    found = np.ravel(circuit_of("fashion")(np.array(data["examples"])))
-    assert (found == data["labels"]).mean() > 0.8
+    actual = np.ravel(circuit_of("fashion")(np.array(data["examples"])))
+    assert (actual == data["labels"]).mean() > 0.8
 
     height, width, n = 3, 4, 2
     rng = np.random.default_rng(0)
@@ -157,14 +157,14 @@ def test_the_dragged_detector_is_that_of_the_ops(opened):
 
     def check():
         x, pairs, table = (page.run(f"detector.{name}") for name in ("x", "pairs", "table"))
-        found = page.run("detector.detect()")
+        result = page.run("detector.detect()")
         values, anchors = jnp.array(x), jnp.array([pairs], jnp.int32)
         d = lutjax.detect(values, anchors)
-        assert (found["index"], found["flip"]) == (int(d.index[0]), int(d.flip[0]))
-        assert found["margin"] == pytest.approx(float(d.margin[0]), abs=1e-6)
+        assert (result["index"], result["flip"]) == (int(d.index[0]), int(d.flip[0]))
+        assert result["margin"] == pytest.approx(float(d.margin[0]), abs=1e-6)
         weights = jnp.array(table)[None, :, None]
         gradient = jax.grad(lambda x: lutjax.lut(x, weights, anchors)[0])(values)
-        np.testing.assert_allclose(found["gradient"], gradient, atol=1e-5)
+        np.testing.assert_allclose(result["gradient"], gradient, atol=1e-5)
         return x, pairs
 
     first = check()

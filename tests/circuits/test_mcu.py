@@ -55,9 +55,9 @@ def both(model, inputs, outputs):
 
 def same(circuit, layers=None, n=300):
     samples = mcu.random_samples(circuit, n)
-    found = _microcontroller.evaluate(_microcontroller.make_program(circuit, layers), samples)
+    actual = _microcontroller.evaluate(_microcontroller.make_program(circuit, layers), samples)
     for y, expected in zip(
-        found, [*deployment.evaluate_ports(circuit, samples).values()], strict=True
+        actual, [*deployment.evaluate_ports(circuit, samples).values()], strict=True
     ):
         np.testing.assert_array_equal(y, expected)
 
@@ -157,18 +157,18 @@ def test_simulated_programs_are_the_circuit(target):
     style = "tables" if target == "avr" else "functions"
     require_tool("microcontroller", target)
     circuit, layers = both(classifier(layers=(150, 90), in_features=12), "uint8", "class")
-    found = mcu.report(circuit, target, layers=layers, style=style)
-    assert (found.samples, found.wrong, found.style) == (64, 0, style)
-    assert 300 < found.flash < 20_000
-    assert 10 < found.ram < 2_000
-    assert found.instructions > len(_microcontroller.make_program(circuit, layers).operations)
+    result = mcu.report(circuit, target, layers=layers, style=style)
+    assert (result.samples, result.wrong, result.style) == (64, 0, style)
+    assert 300 < result.flash < 20_000
+    assert 10 < result.ram < 2_000
+    assert result.instructions > len(_microcontroller.make_program(circuit, layers).operations)
     if target == "riscv32":
-        assert found.cycles is None
+        assert result.cycles is None
     else:
-        assert found.instructions < found.cycles < 4 * found.instructions
-    stated = json.loads(found.to_json())
-    assert (stated["flash"], stated["machine"]) == (found.flash, mcu.TARGETS[target].machine)
-    assert "64 samples, all with the answers of the circuit" in str(found)
+        assert result.instructions < result.cycles < 4 * result.instructions
+    stated = json.loads(result.to_json())
+    assert (stated["flash"], stated["machine"]) == (result.flash, mcu.TARGETS[target].machine)
+    assert "64 samples, all with the answers of the circuit" in str(result)
 
 
 @pytest.mark.slow
@@ -198,11 +198,16 @@ def test_wrong_programs_are_found():
 def test_what_is_missing_is_said(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, *rest, **options: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    found = mcu.report(life_circuit(), "cortex-m4")
-    assert (found.flash, found.ram, found.instructions, found.cycles) == (None, None, None, None)
+    result = mcu.report(life_circuit(), "cortex-m4")
+    assert (result.flash, result.ram, result.instructions, result.cycles) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert (
         "not compiled: neither arm-none-eabi-gcc nor ziglang was found: pip install ziglang"
-        in str(found).splitlines()
+        in str(result).splitlines()
     )
     monkeypatch.setattr(mcu, "_uncompiled_reason", lambda of: None)
     assert mcu.unsupported_reason("avr") == (

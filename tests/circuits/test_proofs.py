@@ -51,18 +51,18 @@ def folder(life, tmp_path):
 
 def verified(folder, **options):
     """Return failures with their reasons; check that every other check ran and each file is counted once."""
-    found = proofs.verify(folder, **options)
-    words = proofs.coverage(folder, found)
+    result = proofs.verify(folder, **options)
+    words = proofs.coverage(folder, result)
     n, *numbers = map(
         int,
         re.findall(r"(?<![\w.])\d+(?= (?:files|proved|failed|not proved|compared|of make))", words),
     )
     listed = set(deployment.entries(folder)) - {MANIFEST}
-    missing = {name for proof in found for name in proof.proves} | set(_files(folder))
+    missing = {name for proof in result for name in proof.proves} | set(_files(folder))
     assert n == len(listed | missing) - ("of make" in words and numbers[-1])
     assert sum(numbers) - ("of make" in words and numbers[-1]) == n, words
-    assert not any("\n" in str(proof) for proof in found)
-    return {proof.name: proof.detail for proof in found if proof.passed is False}
+    assert not any("\n" in str(proof) for proof in result)
+    return {proof.name: proof.detail for proof in result if proof.passed is False}
 
 
 def _files(folder):
@@ -132,9 +132,9 @@ def test_names_that_end_as_those_of_tests(tmp_path):
 @without_tools
 def test_inputs_that_no_file_can_tell_of(folder):
     """A circuit with 16 million declared inputs: thousands of random samples for each would take gigabytes."""
-    found = json.loads((folder / "life.json").read_text())
-    found["inputs"][0]["count"], found["about"] = 16_000_000, {}
-    put(folder, "life.json", json.dumps(found).encode())
+    result = json.loads((folder / "life.json").read_text())
+    result["inputs"][0]["count"], result["about"] = 16_000_000, {}
+    put(folder, "life.json", json.dumps(result).encode())
     tracemalloc.start()
     try:
         failed = verified(folder)
@@ -340,11 +340,11 @@ def test_a_damaged_file_fails_alone(name, damage, life, folder):
     ],
 )  # fmt: skip
 def test_damaged_vectors(change, message, folder):
-    found = json.loads((folder / VECTORS).read_bytes())
-    for sample in found["samples"]:
+    result = json.loads((folder / VECTORS).read_bytes())
+    for sample in result["samples"]:
         sample["inputs"]["x"][0] = 1
-    change(found)
-    put(folder, VECTORS, json.dumps(found).encode())
+    change(result)
+    put(folder, VECTORS, json.dumps(result).encode())
     failed = verified(folder)
     assert set(failed) == {
         STATED,
@@ -419,8 +419,8 @@ def test_the_model_of_a_manifest(folder, tmp_path):
     """Exports without a run, with an invalid run, and with choices invalid for an export."""
 
     def model(folder):
-        found = proofs.verify(folder, oracle=exporting.oracle)
-        return next((proof.passed, proof.detail) for proof in found if proof.name == MODEL)
+        result = proofs.verify(folder, oracle=exporting.oracle)
+        return next((proof.passed, proof.detail) for proof in result if proof.name == MODEL)
 
     assert model(folder) == (None, "the export was made without a run")
     run = {"kind": "ca", "folder": str(tmp_path), "step": 1, "digest": "0"}
@@ -438,9 +438,9 @@ def test_the_model_of_a_manifest(folder, tmp_path):
 @without_tools
 def test_a_model_of_other_inputs(life):
     oracle = proofs.Oracle([np.zeros((3, 8), np.uint8)], lambda x: [x[:, :1]])
-    found = {proof.name: proof for proof in proofs.verify(life, oracle=lambda manifest: oracle)}
-    assert found[MODEL].passed is False
-    assert "the model has [8] numbers of inputs" in found[MODEL].detail
+    result = {proof.name: proof for proof in proofs.verify(life, oracle=lambda manifest: oracle)}
+    assert result[MODEL].passed is False
+    assert "the model has [8] numbers of inputs" in result[MODEL].detail
 
 
 # ------------------------------------------------------------------------------------- programs of language models

@@ -61,14 +61,14 @@ def test_robustness_is_that_of_all_inputs(voters):
         near = (bits_of(inputs) != bits_of(inputs[k])).sum(1) <= flips
         expected = "proved" if (classes[near] == classes[k]).all() else "refuted"
         for method in (*properties.METHODS, None):
-            found = properties.prove_robustness(circuit, {"x": inputs[k]}, flips, method=method)
-            assert found.status == expected, (k, flips, method)
+            actual = properties.prove_robustness(circuit, {"x": inputs[k]}, flips, method=method)
+            assert actual.status == expected, (k, flips, method)
             statuses.add(expected)
-            if not found:
-                first, second = (sample["x"] for sample in found.samples)
+            if not actual:
+                first, second = (sample["x"] for sample in actual.samples)
                 assert (first == inputs[k]).all()
                 assert 0 < (bits_of(first) != bits_of(second)).sum() <= flips
-                assert found.answers == tuple(
+                assert actual.answers == tuple(
                     circuit(x[None]).argmax(1)[0] for x in (first, second)
                 )
     assert statuses == {"proved", "refuted"}
@@ -84,14 +84,14 @@ def test_monotonicity_and_independence_are_those_of_all_inputs(voters):
         }
         name = f"x[{k}]"
         for decreasing, good in expected.items():
-            found = properties.prove_monotonicity(circuit, name, decreasing=decreasing)
-            assert found.status == ("proved" if good else "refuted")
-            if not found:
-                first, second = (sample["x"] for sample in found.samples)
+            actual = properties.prove_monotonicity(circuit, name, decreasing=decreasing)
+            assert actual.status == ("proved" if good else "refuted")
+            if not actual:
+                first, second = (sample["x"] for sample in actual.samples)
                 assert first[k] < second[k]
                 assert (np.delete(first, k) == np.delete(second, k)).all()
-        found = properties.prove_independence(circuit, name)
-        assert found.status == ("proved" if (table == table[:1]).all() else "refuted")
+        actual = properties.prove_independence(circuit, name)
+        assert actual.status == ("proved" if (table == table[:1]).all() else "refuted")
 
 
 @pytest.mark.parametrize(("circuit", "prove", "status", "detail"), [
@@ -101,9 +101,9 @@ def test_monotonicity_and_independence_are_those_of_all_inputs(voters):
     (OR, lambda c: properties.prove_independence(c, "x[1]"), "refuted", "ABC"),
 ])  # fmt: skip
 def test_two_inputs(circuit, prove, status, detail):
-    found = prove(circuit)
-    assert (found.status, found.detail) == (status, detail)
-    assert bool(found) == (status == "proved")
+    result = prove(circuit)
+    assert (result.status, result.detail) == (status, detail)
+    assert bool(result) == (status == "proved")
 
 
 def test_gates_that_cancel_are_independent_by_proof():
@@ -115,8 +115,8 @@ def test_gates_that_cancel_are_independent_by_proof():
     masked = builder.gate([one, bits[k]], 0b1000)
     rest = builder.gate([one, bits[k]], 0b0010)  # one and not x[k]
     builder.output("y", [[builder.gate([masked, rest], 0b1110)]])
-    found = properties.prove_independence(builder.circuit(), f"x[{k}]")
-    assert found.status == "proved"
+    result = properties.prove_independence(builder.circuit(), f"x[{k}]")
+    assert result.status == "proved"
 
 
 def test_a_time_limit(monkeypatch):
@@ -124,11 +124,11 @@ def test_a_time_limit(monkeypatch):
         raise TimeoutError
 
     monkeypatch.setattr(abc, "run", late)
-    found = properties.prove_monotonicity(OR, "x[0]", seconds=2)
-    assert (found.status, found.detail) == ("undecided", "no proof in 2 s")
+    result = properties.prove_monotonicity(OR, "x[0]", seconds=2)
+    assert (result.status, result.detail) == ("undecided", "no proof in 2 s")
     monkeypatch.setattr(properties.time, "perf_counter", itertools.count(0.0, 100.0).__next__)
-    found = properties.prove_robustness(OR, {"x": [1, 1]}, 1)
-    assert (found.status, found.detail) == ("undecided", "0 of 2 inputs")
+    result = properties.prove_robustness(OR, {"x": [1, 1]}, 1)
+    assert (result.status, result.detail) == ("undecided", "0 of 2 inputs")
 
 
 def test_a_wrong_counterexample_is_no_result(monkeypatch):
@@ -163,14 +163,14 @@ def table():
 
 def test_columns_of_a_table(table):
     assert properties.prove_monotonicity(table, "age").status == "proved"
-    found = properties.prove_monotonicity(table, "age", decreasing=True, in_range=True)
-    lines = properties.describe(table, found)
-    ages = [int(AGE.value(int(sample["age"][0]))) for sample in found.samples]
+    result = properties.prove_monotonicity(table, "age", decreasing=True, in_range=True)
+    lines = properties.describe(table, result)
+    ages = [int(AGE.value(int(sample["age"][0]))) for sample in result.samples]
     assert 18 <= ages[0] < ages[1] <= 80
     assert lines[0] == f"  age {ages[0]} -> {ages[1]}: answer low -> high"
     assert lines[1].startswith(f"  from age {ages[0]}, job ")
-    found = properties.prove_independence(table, "job")
-    assert found.status == "refuted"
+    result = properties.prove_independence(table, "job")
+    assert result.status == "refuted"
     with pytest.raises(ValueError, match="has categories, which have no order"):
         properties.prove_monotonicity(table, "job")
 
@@ -190,9 +190,9 @@ def test_the_command_proves_and_refutes(folder, tmp_path):
     words = ("--robust", 1, "--samples", 3, "--unused", "x[0]", "--antitone", "x[1]", "--out", out)
     result = command("prove", folder, *words)
     assert result.exit_code == 1
-    found = json.loads(out.read_text())
-    assert [one["about"] for one in found] == ["x[1]", "x[0]", "sample 0", "sample 1", "sample 2"]
-    for one in found:
+    actual = json.loads(out.read_text())
+    assert [one["about"] for one in actual] == ["x[1]", "x[0]", "sample 0", "sample 1", "sample 2"]
+    for one in actual:
         if one["status"] == "refuted":
             assert [int(OR([sample["x"]])[0]) for sample in one["samples"]] == one["answers"]
             assert f"answer {one['answers'][0]} -> {one['answers'][1]}" in result.output

@@ -113,7 +113,7 @@ def test_trees_from_training_to_every_format(tmp_path):
 
 
 def test_a_cost_of_gates_makes_circuits_smaller():
-    found = {}
+    actual = {}
     config = LogicClassifierConfig(6, 3, layers=(30, 30), n_thresholds=2)
     training = classifier.TrainingConfig(steps=30, batch_size=20, learning_rate=0.1)
     for cost in (0.0, 5.0):
@@ -126,9 +126,9 @@ def test_a_cost_of_gates_makes_circuits_smaller():
         state, _ = run.advance(state, 1, 29)
         model = run.structure.model(state.params, state.others)
         size = len(circuits.from_model(model, inputs="bits", outputs="votes"))
-        found[cost] = np.array([float(loss), float(classifier.expected_gates(model)), size])
-    assert found[5.0][0] == pytest.approx(found[0.0][0] + 5.0 * expected / 1000, rel=1e-5)
-    assert (found[5.0][1:] < [0.8, 0.9] * found[0.0][1:]).all()
+        actual[cost] = np.array([float(loss), float(classifier.expected_gates(model)), size])
+    assert actual[5.0][0] == pytest.approx(actual[0.0][0] + 5.0 * expected / 1000, rel=1e-5)
+    assert (actual[5.0][1:] < [0.8, 0.9] * actual[0.0][1:]).all()
 
 
 @pytest.mark.parametrize("goal", ["ands", "gates", "lut6"])
@@ -144,8 +144,8 @@ def test_an_optimized_export_is_proved(goal, folders, tmp_path):
     before, after = (len(count(circuit)[0]) for circuit in both)
     assert after <= before
     assert max(map(len, both[1].fanins)) <= (6 if goal == "lut6" else 2)
-    found = proofs.verify(out, oracle=exporting.oracle)
-    assert [proof.passed for proof in found] == [True] * 6, found
+    result = proofs.verify(out, oracle=exporting.oracle)
+    assert [proof.passed for proof in result] == [True] * 6, result
 
 
 def test_life_from_training_to_a_proved_circuit(tmp_path):
@@ -153,9 +153,9 @@ def test_life_from_training_to_a_proved_circuit(tmp_path):
     output("train", "ca", "--out", out, "--no-pictures")
     words = () if tools.missing("abc") else ("--optimize", "ands")
     output("export", "--run", out, "--out", circuit, *words)
-    found = proofs.verify(circuit, oracle=exporting.oracle)
-    assert not [proof for proof in found if proof.passed is False]
-    assert any(proof.passed and "the Game of Life" in proof.name for proof in found)
+    result = proofs.verify(circuit, oracle=exporting.oracle)
+    assert not [proof for proof in result if proof.passed is False]
+    assert any(proof.passed and "the Game of Life" in proof.name for proof in result)
     if words:
         assert deployment.read_manifest(circuit)["statistics"]["ands"] <= 45
 

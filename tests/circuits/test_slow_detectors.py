@@ -30,13 +30,13 @@ def test_layers_of_fixed_point_numbers_keep_their_numbers(programs):
     for name, layer in of.items():
         x = rng.integers(-3, 4, (40, layer.in_features))
         integer = made[name]
-        found = integer(x)
+        result = integer(x)
         assert integer.fraction == 10
-        assert (np.abs(found).max(0) <= integer.bound).all()
+        assert (np.abs(result).max(0) <= integer.bound).all()
         np.testing.assert_array_equal(
-            found / 2.0**10, np.asarray(layer(jnp.asarray(x, jnp.float32)))
+            result / 2.0**10, np.asarray(layer(jnp.asarray(x, jnp.float32)))
         )
-        np.testing.assert_array_equal(in_c(name, x), found)
+        np.testing.assert_array_equal(in_c(name, x), result)
         # Whole numbers differ where float32 cannot tell them apart; and nothing overflows.
         extremes = rng.choice([-LARGEST - 1, -LARGEST, -1, 0, 1, LARGEST - 1, LARGEST], x.shape)
         np.testing.assert_array_equal(in_c(name, extremes), integer(extremes))
@@ -97,8 +97,8 @@ def test_every_kind_of_model(changes, tables, compiler, tmp_path):
     in_file = tmp_path / "in file"
     in_file.mkdir()
     program = compiled(in_file, rounded.integer.to_c(tables_in_file=True), *FLAGS)
-    found = run(program, "-m", in_file / "tables.bin", "-n", 30, given=b"a file")
-    assert found == rounded.generate(b"a file", 30)
+    result = run(program, "-m", in_file / "tables.bin", "-n", 30, given=b"a file")
+    assert result == rounded.generate(b"a file", 30)
 
 
 def test_no_sum_leaves_the_exact_numbers():

@@ -42,20 +42,20 @@ case "$*" in *--placed-svg*) echo '<svg/>' > layout.svg;; esac
 def test_every_family_has_its_cells(family):
     require_tool("yosys")
     circuit = life_circuit()
-    found = fpga.report(circuit, family, registers=2, place=False, clock=100)
+    result = fpga.report(circuit, family, registers=2, place=False, clock=100)
     cycles = verilog.latency(circuit, 2)
-    assert found.total.cycles == cycles
+    assert result.total.cycles == cycles
     declared = re.findall(r"^  reg (?!\[)(.*);$", verilog.write(circuit, registers=2), re.M)
     flip_flops = sum(len(line.split(", ")) for line in declared) + cycles  # with the valid bits
     assert (
-        found.total.flip_flops == flip_flops
+        result.total.flip_flops == flip_flops
         if family != "xc7"
-        else 0 < found.total.flip_flops <= flip_flops
+        else 0 < result.total.flip_flops <= flip_flops
     )
-    assert 4 <= found.total.luts <= 40
-    assert 1 <= found.total.levels <= 2
-    assert sum(cost.gates for cost in found.parts) == found.total.gates == len(circuit)
-    assert f"if a clock of 100 MHz is met: {10 * cycles:.1f} ns" in str(found)
+    assert 4 <= result.total.luts <= 40
+    assert 1 <= result.total.levels <= 2
+    assert sum(cost.gates for cost in result.parts) == result.total.gates == len(circuit)
+    assert f"if a clock of 100 MHz is met: {10 * cycles:.1f} ns" in str(result)
 
 
 def test_clocks_are_those_of_nextpnr(tmp_path, monkeypatch):
@@ -67,15 +67,15 @@ def test_clocks_are_those_of_nextpnr(tmp_path, monkeypatch):
     program.write_text(NEXTPNR)
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    found = fpga.report(builder.circuit(), "ice40", clock=100, layout=tmp_path / "layout.svg")
+    result = fpga.report(builder.circuit(), "ice40", clock=100, layout=tmp_path / "layout.svg")
     assert (tmp_path / "layout.svg").read_text() == "<svg/>\n"
-    assert (found.total.clock, found.total.latency, found.tools["nextpnr-ice40"]) == (
+    assert (result.total.clock, result.total.latency, result.tools["nextpnr-ice40"]) == (
         80.0,
         12.5,
         "nextpnr of a test",
     )
-    assert str(found).splitlines()[-1] == "the clock of 100 MHz that was asked for is not met"
-    assert json.loads(found.to_json())["all"]["samples_a_second"] == 80e6
+    assert str(result).splitlines()[-1] == "the clock of 100 MHz that was asked for is not met"
+    assert json.loads(result.to_json())["all"]["samples_a_second"] == 80e6
     program.write_text(NEXTPNR.replace("SB_LUT4", "nonsense"))
     assert "not placed: nextpnr-ice40 says: ERROR: no cells" in str(
         fpga.report(builder.circuit(), "ice40")
@@ -93,8 +93,8 @@ def test_parts_without_gates_or_outputs():
         (2 * 5,),
         (("encoder", 0), ("layer 1", 2)),
     )
-    found = fpga.report(circuit, "ice40", place=False)
-    assert [(cost.luts, cost.levels) for cost in (*found.parts, found.total)] == [
+    result = fpga.report(circuit, "ice40", place=False)
+    assert [(cost.luts, cost.levels) for cost in (*result.parts, result.total)] == [
         (0, 0),
         (1, 1),
         (1, 1),
@@ -107,8 +107,8 @@ def test_a_report_of_an_export(tmp_path):
     require_tool("yosys")
     folder = write(tmp_path / "life", formats=("json",), registers=2)
     text = output("fpga", folder, "--family", "ice40", "--no-place")
-    found = json.loads((tmp_path / "life_ice40.json").read_text())
-    assert (found["registers"], found["all"]["flip_flops"] > 0) == (2, True)
+    result = json.loads((tmp_path / "life_ice40.json").read_text())
+    assert (result["registers"], result["all"]["flip_flops"] > 0) == (2, True)
     assert [line.split()[0] for line in text.splitlines()[:4]] == [
         "part",
         "perception",
@@ -124,8 +124,8 @@ def test_a_report_of_an_export(tmp_path):
 def test_life_is_placed():
     require_tool("nextpnr-ice40")
     require_tool("yosys")
-    found = fpga.report(life_circuit(), "ice40", registers=2)
-    assert 20 < found.total.clock < 1000, found
+    result = fpga.report(life_circuit(), "ice40", registers=2)
+    assert 20 < result.total.clock < 1000, result
 
 
 def layers(width, depth):
@@ -162,8 +162,8 @@ def test_a_large_circuit_is_proved(tmp_path):
         assert abc.cec(circuit, file)
     assert abc.cec(circuit, abc.optimize(circuit))
     for k in range(circuit.depth + 1):
-        found = simulated(circuit, k)
-        assert found, found.line
+        result = simulated(circuit, k)
+        assert result, result.line
     for wrong in itertools.islice(visibly_flipped(circuit), 0, 20, 10):
         assert abc.cec(wrong, circuit).status == "different"
         assert not simulated(wrong, 2, reference=circuit)

@@ -23,9 +23,9 @@ CIRCUITS = {
 }  # fmt: skip
 
 
-def vector(found, name, n):
+def vector(result, name, n):
     """Return a vector's bit words; AIGER names a single bit without brackets."""
-    return [found[f"{name}[{k}]"] if f"{name}[{k}]" in found else found[name] for k in range(n)]
+    return [result[f"{name}[{k}]"] if f"{name}[{k}]" in result else result[name] for k in range(n)]
 
 
 def bit(words, copy):
@@ -59,23 +59,23 @@ def sent_and_received(circuit, registers, interface, n_cycles, how_often, *, see
         data, mark = machine.drawn(width), machine.drawn(1)[0]
         given = {reset: level(not on), in_valid: valid, out_ready: ready, last_in: mark}
         given |= {f"{in_data}[{k}]": row for k, row in enumerate(data)} | {in_data: data[0]}
-        found = machine.step(given)
+        result = machine.step(given)
         leaves = [
-            *vector(found, out_data, circuit.n_outputs),
-            *([found[last_out]] if last_out else []),
+            *vector(result, out_data, circuit.n_outputs),
+            *([result[last_out]] if last_out else []),
         ]
-        history.append((found[in_ready], found[out_valid]))
+        history.append((result[in_ready], result[out_valid]))
         for copy in range(COPIES):
-            taken = bit(valid, copy) and bit(found[in_ready], copy)
+            taken = bit(valid, copy) and bit(result[in_ready], copy)
             if taken:
                 row = [bit(words, copy) for words in data[: circuit.n_inputs]]
                 sent[copy].append((row, bit(mark, copy) if last_out else 0))
             answer = [bit(words, copy) for words in leaves]
             if held[copy] is not None:  # what was offered stays until it is taken
-                assert bit(found[out_valid], copy)
+                assert bit(result[out_valid], copy)
                 assert answer == held[copy]
             held[copy] = None
-            if bit(found[out_valid], copy):
+            if bit(result[out_valid], copy):
                 if bit(ready, copy):
                     mark_out = answer[circuit.n_outputs] if last_out else 0
                     received[copy].append((answer[: circuit.n_outputs], mark_out))

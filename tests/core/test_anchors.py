@@ -94,8 +94,8 @@ def test_anchors_are_drawn_uniformly_from_the_ordered_pairs(n_candidates):
     for t in range(2):
         candidates = range(n_inputs) if lists is None else [int(c) for c in lists[t] if c >= 0]
         legal = set(itertools.permutations(candidates, 2))
-        found, times = np.unique(anchors[t], axis=0, return_counts=True)
-        assert {tuple(map(int, pair)) for pair in found} == legal
+        result, times = np.unique(anchors[t], axis=0, return_counts=True)
+        assert {tuple(map(int, pair)) for pair in result} == legal
         mean = n_draws / len(legal)
         assert np.all(np.abs(times - mean) < 6 * np.sqrt(mean))
     assert not np.array_equal(*anchors)  # detectors are drawn independently

@@ -33,9 +33,9 @@ def test_tiles_equal_the_reference():
 
         return jax.jit(run)(X, WEIGHTS, POSITIONS, MASK)
 
-    (y, found), (wanted, expected) = results(lutjax), results(reference)
+    (y, actual), (wanted, expected) = results(lutjax), results(reference)
     assert_close("y", y, wanted)
-    for name, a, b in zip(("dx", "d weights", "d positions"), found, expected, strict=True):
+    for name, a, b in zip(("dx", "d weights", "d positions"), actual, expected, strict=True):
         assert_close(name, a, b)
 
 

@@ -29,10 +29,10 @@ def drawn(seed, *shape):
 def arrays_of(seed=0, spec=SPEC):
     anchors = np.random.default_rng(seed).integers(0, FEATURES, (DETECTORS, BITS, 2))
     anchors[..., 1] = (anchors[..., 0] + 1) % FEATURES
-    found = {"anchors": anchors.astype(np.int32), "weights": drawn(seed, *spec.weights_shape)}
+    result = {"anchors": anchors.astype(np.int32), "weights": drawn(seed, *spec.weights_shape)}
     if spec.n_targets:
-        found["targets"] = np.arange(spec.n_targets, dtype=np.int32)[None, None]
-    return found
+        result["targets"] = np.arange(spec.n_targets, dtype=np.int32)[None, None]
+    return result
 
 
 @functools.cache
@@ -42,13 +42,13 @@ def step(spec):
 
 def decoded(spec, arrays, x, lengths, cached, segments=None):
     """Outputs and the last cache for parts with these lengths, with one kind of cache."""
-    cache, found, at = spec.empty_cache(x.shape, x.dtype, cached=cached), [], 0
+    cache, result, at = spec.empty_cache(x.shape, x.dtype, cached=cached), [], 0
     for n in lengths:
         parts = (x[..., at : at + n, :], None if segments is None else segments[..., at : at + n])
         y, cache = step(spec)(arrays, cache, *parts)
-        found.append(y)
+        result.append(y)
         at += n
-    return np.concatenate(found, -2), cache
+    return np.concatenate(result, -2), cache
 
 
 def codes(arrays, x):
@@ -98,12 +98,12 @@ def test_sums_of_earlier_keys(seed, lengths, is_key, sums):
 
 def decoded_in(spec, arrays, x, lengths, cached):
     """`decoded`, as a function with traceable arrays."""
-    cache, found, at = spec.empty_cache(x.shape, x.dtype, cached=cached), [], 0
+    cache, result, at = spec.empty_cache(x.shape, x.dtype, cached=cached), [], 0
     for n in lengths:
         y, cache = spec.attend_with_cache(arrays, cache, x[..., at : at + n, :])
-        found.append(y)
+        result.append(y)
         at += n
-    return jnp.concatenate(found, -2), cache
+    return jnp.concatenate(result, -2), cache
 
 
 def test_all_keys_are_seen_in_constant_memory():
@@ -237,19 +237,19 @@ class TestSlow:
             "params": {"weights": arrays["weights"]},
             "anchors": {"anchors": arrays["anchors"]},
         }
-        cache, found = variables["cache"], []
+        cache, actual = variables["cache"], []
         for part in parts:
             y, new = layer.apply({**kinds, "cache": cache}, part, mutable=["cache"])
             cache = new["cache"]
-            found.append(y)
-        np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
+            actual.append(y)
+        np.testing.assert_array_equal(jnp.concatenate(actual, 1), want)
 
         f = hk.transform_with_state(
             lambda x: of_haiku.LUTAttention(FEATURES, OUTPUTS, **options, name="layer")(x)
         )
-        state, found = f.init(jax.random.key(0), parts[0])[1], []
+        state, actual = f.init(jax.random.key(0), parts[0])[1], []
         state["layer"]["anchors"] = arrays["anchors"]
         for part in parts:
             y, state = f.apply({"layer": {"weights": arrays["weights"]}}, state, None, part)
-            found.append(y)
-        np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
+            actual.append(y)
+        np.testing.assert_array_equal(jnp.concatenate(actual, 1), want)

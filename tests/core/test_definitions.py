@@ -123,7 +123,7 @@ def compare_composed(spec: Spec) -> None:
     function = lutjax.kernel_registry.function(spec.op)
 
     def check(case: Any) -> None:
-        outputs, found = drawn_cases.results(spec, case)
+        outputs, actual = drawn_cases.results(spec, case)
         ct = drawn_cases.cotangents(case, outputs)["y"]
 
         @jax.jit
@@ -135,7 +135,7 @@ def compare_composed(spec: Spec) -> None:
             return {"y": y, **pull(ct)[0]}
 
         expected = wanted(case.differentiable, case.fixed)
-        testing.assert_all_close(f"{spec}", {"y": outputs["y"], **found}, expected, 2e-5)
+        testing.assert_all_close(f"{spec}", {"y": outputs["y"], **actual}, expected, 2e-5)
 
     with spec.context():
         for case in spec.cases():
@@ -260,11 +260,11 @@ def test_reads_follow_their_definitions(read):
 
     def value(row: np.ndarray, scalars: Arrays, ratio: Any) -> Any:
         """Return the function whose ordinary gradient is the read's gradient."""
-        found = read_margins(read, row, scalars)
+        actual = read_margins(read, row, scalars)
         return (
-            ratio * found["exact"]
-            if "ratio" in found
-            else found.get("smooth", found["coefficients"])
+            ratio * actual["exact"]
+            if "ratio" in actual
+            else actual.get("smooth", actual["coefficients"])
         )
 
     ratios = [e.get("ratio", 1.0) for e in expected[40:]]
@@ -283,11 +283,11 @@ def test_reads_follow_their_definitions(read):
         return ((np.array(ends[0]) - np.array(ends[1])) / (2 * step) * dc).sum(-1)
 
     for c in range(smooth.shape[1]):
-        found = slopes(lambda row, s, by, c=c: (row + by * np.eye(3)[c], s))
-        np.testing.assert_allclose(du[:, c], found, rtol=1e-6, atol=1e-8)
+        actual = slopes(lambda row, s, by, c=c: (row + by * np.eye(3)[c], s))
+        np.testing.assert_allclose(du[:, c], actual, rtol=1e-6, atol=1e-8)
     for name, of_scalar in dscalars.items():
-        found = slopes(lambda row, s, by, name=name: (row, {**s, name: s[name] + by})).sum()
-        np.testing.assert_allclose(of_scalar, found, rtol=1e-6, atol=1e-8, err_msg=name)
+        actual = slopes(lambda row, s, by, name=name: (row, {**s, name: s[name] + by})).sum()
+        np.testing.assert_allclose(of_scalar, actual, rtol=1e-6, atol=1e-8, err_msg=name)
     assert np.abs(du).max() > 0.01
 
 
@@ -340,9 +340,9 @@ def test_ops_of_one_argument_follow_their_definitions(op, output, argument, shap
         expected = run(
             definition(getattr(lutjax, op)), {argument: value, f"d{output}": dy, **options}
         )
-        (found,) = pull(jnp.asarray(dy, y.dtype))
+        (actual,) = pull(jnp.asarray(dy, y.dtype))
         np.testing.assert_allclose(y, expected[output], rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(found, expected[f"d{argument}"], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual, expected[f"d{argument}"], rtol=1e-5, atol=1e-5)
 
 
 def test_the_first_of_the_likeliest_gates_is_hard():

@@ -58,9 +58,9 @@ def test_a_list_of_targets_for_all_rows_is_clamped():
 
 # ------------------------------------------------------------------------------------- lists
 def test_ids_come_back():
-    for found, given in zip(ids_of(EDGES), IDS, strict=True):
-        assert found.dtype == np.int32
-        np.testing.assert_array_equal(found, given)
+    for result, given in zip(ids_of(EDGES), IDS, strict=True):
+        assert result.dtype == np.int32
+        np.testing.assert_array_equal(result, given)
     assert EDGES.counts.tolist() == COUNTS.reshape(T, R).tolist()
     assert EDGES.nbytes == 4 * (EDGES.size + T * R + 1)
     assert from_edges([], [], [], **SIZES).size == 0
@@ -214,9 +214,9 @@ def test_updates_move_the_edges_of_rows_that_were_read(name):
 def test_usage_counts_the_reads_of_rows():
     index = np.asarray(lutjax.detect(X, ANCHORS).index)
     counts = lutjax.usage(lambda weights: look_up(weights, X))(jnp.asarray(WEIGHTS))
-    (found,) = counts.values()
+    (result,) = counts.values()
     np.testing.assert_array_equal(
-        found.counts, [[(index[:, t] == r).sum() for r in range(R)] for t in range(T)]
+        result.counts, [[(index[:, t] == r).sum() for r in range(R)] for t in range(T)]
     )
 
 
@@ -262,11 +262,11 @@ class TestSlow:
         mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
         x, dy = (jax.device_put(a[:8], NamedSharding(mesh, P("data"))) for a in (X, DY))
         weights = jax.device_put(jnp.asarray(WEIGHTS), NamedSharding(mesh, P()))
-        found, pull = jax.jit(
+        actual, pull = jax.jit(
             lambda w, x, dy: (lambda y, pull: (y, pull(dy)))(*jax.vjp(look_up, w, x))
         )(weights, x, dy)
         wanted, expected = jax.vjp(look_up, WEIGHTS, X[:8])
-        assert_close("y", jnp.asarray(np.asarray(found)), wanted)
+        assert_close("y", jnp.asarray(np.asarray(actual)), wanted)
         for name, a, b in zip(("d weights", "dx"), pull, expected(DY[:8]), strict=True):
             assert_close(name, jnp.asarray(np.asarray(a)), b)
 
@@ -310,9 +310,9 @@ class TestSlow:
         assert ids_of(fewer.edges)[2].tolist() == TARGETS.tolist()
         same = carry_over({"weights": bigger["weights"], **rows["weights"]}, fewer)
         same_state = state._replace(rows={"weights": {n: same[n] for n in rows["weights"]}})
-        found = steps({"weights": same["weights"]}, same_state, fewer.edges, 2)
+        actual = steps({"weights": same["weights"]}, same_state, fewer.edges, 2)
         wanted = steps(params, state, EDGES, 2)
-        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), found, wanted)
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), actual, wanted)
         with pytest.raises(ValueError, match=r"an array has shape \[3\]; the list had 49 edges"):
             carry_over(np.zeros(3), more)
         with pytest.raises(ValueError, match=r"new has shape \[2\]; .* one per added edge \(3\)"):

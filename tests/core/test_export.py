@@ -72,8 +72,8 @@ def assert_same_for_batches(name, f, of_batch, sizes):
     for n in sizes:
         with lutjax.use_implementation("xla"):
             want = jax.jit(f)(*of_batch(n))
-        found = jax.tree.leaves(call(*of_batch(n)))
-        for (path, a), b in zip(jax.tree.leaves_with_path(want), found, strict=True):
+        actual = jax.tree.leaves(call(*of_batch(n)))
+        for (path, a), b in zip(jax.tree.leaves_with_path(want), actual, strict=True):
             assert_close(f"{name}{jax.tree_util.keystr(path)}, batch {n}", b, a)
 
 
@@ -93,15 +93,15 @@ def of_case(case):
     size = max(arrays[name].shape[at] for name, at in axes.items() if at is not None)
 
     def outputs(given):
-        found = case.call(lutjax.kernel_registry.function(case.op), {**case.fixed, **given})
-        floats = {name: a for name, a in found.items() if jnp.issubdtype(a.dtype, jnp.floating)}
-        return floats, found
+        result = case.call(lutjax.kernel_registry.function(case.op), {**case.fixed, **given})
+        floats = {name: a for name, a in result.items() if jnp.issubdtype(a.dtype, jnp.floating)}
+        return floats, result
 
     def f(differentiable, others, cotangents):
         if not cotangents:
             return outputs({**differentiable, **others})[1]
-        _, back, found = jax.vjp(lambda d: outputs({**d, **others}), differentiable, has_aux=True)
-        return found, back(cotangents)
+        _, back, result = jax.vjp(lambda d: outputs({**d, **others}), differentiable, has_aux=True)
+        return result, back(cotangents)
 
     floats = jax.eval_shape(outputs, arrays)[0] if case.differentiable else {}
     draw = Draw(case.op, case.shape, np.dtype(np.float32), seed=1)

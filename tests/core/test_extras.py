@@ -92,16 +92,16 @@ def test_pages_name_no_package_that_is_on_no_index():
     ):
         files += (ROOT / folder).rglob(pattern)
     for file in files:
-        found = re.findall(
+        result = re.findall(
             r"pip install [^\n`&]*?\blutjax(?:\[|-cpu|\b(?=[`\"' ]))[^\n]*",
             file.read_text(encoding="utf-8"),
         )
-        assert not found, (file, found)
+        assert not result, (file, result)
 
 
 def test_commands_of_pages_name_extras_of_the_package():
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
-    found = [
+    result = [
         name
         for page in pages
         for names in re.findall(
@@ -109,8 +109,8 @@ def test_commands_of_pages_name_extras_of_the_package():
         )
         for name in names.split(",")
     ]
-    assert len(found) > 10
-    assert set(found) <= extras()
+    assert len(result) > 10
+    assert set(result) <= extras()
 
 
 # ------------------------------------------------------------------------------------- names of packages that need one
@@ -169,10 +169,10 @@ def test_the_command_installs(package, installed_from, tmp_path, monkeypatch):
     # Only the package itself of the native kernels: they need lutjax, which is of the checkout.
     words = ["--no-deps"] if package == _extras.NATIVE else []
     subprocess.run([python, "-m", *command, *words], check=True, timeout=540)
-    found = subprocess.run(
+    result = subprocess.run(
         [python, "-c", f"import importlib.util as u; print(u.find_spec({package!r}) is not None)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert found.stdout.strip() == "True"
+    assert result.stdout.strip() == "True"

@@ -206,8 +206,8 @@ def test_scored(name, module):
 
         y, pullback = jax.vjp(jax.jit(op), arguments)
         close("y", y, z["y"], 1e-10)
-        (found,) = pullback(jnp.asarray(z["dy"], jnp.float64))
-        for key, value in found.items():
+        (result,) = pullback(jnp.asarray(z["dy"], jnp.float64))
+        for key, value in result.items():
             close(key, value.reshape(z[f"grad_{key}"].shape), z[f"grad_{key}"], 1e-9)
 
 

@@ -135,7 +135,7 @@ def test_detections_address_rows_of_the_host(groups: int | None, accumulate: Any
     (_, want), (of_table, of_inputs) = jax.value_and_grad(of_device, (0, 1), has_aux=True)(
         weights, x
     )
-    (_, found), found_inputs = jax.jit(
+    (_, actual), found_inputs = jax.jit(
         jax.value_and_grad(lambda x: loss(table.lookup, x), has_aux=True)
     )(x)
     without = table.lookup(lutjax.detect(x, anchors), margins=False, **options)
@@ -144,7 +144,7 @@ def test_detections_address_rows_of_the_host(groups: int | None, accumulate: Any
         if accumulate
         else functools.partial(np.testing.assert_allclose, atol=1e-6)
     )
-    same(found, want)
+    same(actual, want)
     same(without, want)
     # Here each of two products of five outputs is rounded, half a unit at most, times half; an input is in four pairs of detectors on average.
     np.testing.assert_allclose(found_inputs, of_inputs, atol=1e-4 if accumulate else 1e-5)
@@ -230,7 +230,7 @@ def test_updates_by_any_number_of_threads_have_the_same_bits(
     options = {"groups": 1, "valued": 2, "accumulate": None}
     look_up = WeightedLookup.from_arrays((None, index, coefficients), options.items())
     cotangent = rng.normal(size=(2500, 1, 3)).astype(np.float32)
-    found = []
+    result = []
     for n_threads in (1, 3, 5):
         monkeypatch.setattr(host, "n_threads", lambda n=n_threads: n)
         table = HostTable((1, 900, 3), np.float32, Normal(1.0))
@@ -239,10 +239,10 @@ def test_updates_by_any_number_of_threads_have_the_same_bits(
         gradient = TableGradient(look_up, cotangent, None, np.float32(0), table.shape, table.dtype)
         for _ in range(2):
             table.update(gradient, 0.1)
-        found.append((table.weights, table.state))
-    for weights, state in found[1:]:
-        np.testing.assert_array_equal(weights, found[0][0])
-        jax.tree.map(np.testing.assert_array_equal, state, found[0][1])
+        result.append((table.weights, table.state))
+    for weights, state in result[1:]:
+        np.testing.assert_array_equal(weights, result[0][0])
+        jax.tree.map(np.testing.assert_array_equal, state, result[0][1])
 
 
 def test_ids_beyond_the_rows_are_those_of_the_nearest() -> None:
@@ -361,15 +361,15 @@ def of_library(library: str, kind: str, placement: Any) -> Functions:
 
 
 def shared(n: int, **options: Any) -> list[HostTable]:
-    found = []
+    result = []
     for i in range(n):
         table = HostTable((2, 11, 3), np.float32, **{"init": Normal(1.0), **options})
         # As `share` does, which asks the devices of a mesh for their processes.
         table.rows = range(11 * i // n, 11 * (i + 1) // n)
         table.draw(jax.random.key(0))
         table.start(tables.RowMomentum(weight_decay=0.1))
-        found.append(table)
-    return found
+        result.append(table)
+    return result
 
 
 @pytest.mark.parametrize("implementation", slow_except(["native", "xla"], "native"))
@@ -390,10 +390,12 @@ def test_processes_share_rows(implementation: str, tmp_path: Path) -> None:
         with lutjax.use_implementation({"weighted_lookup": implementation}):
             for table in (whole, *several):
                 table.update(gradient, 0.1)
-        found = sum(t.gather(index) for t in several)
-        np.testing.assert_array_equal(several[1].own(found.copy(), index), several[1].gather(index))
+        actual = sum(t.gather(index) for t in several)
+        np.testing.assert_array_equal(
+            several[1].own(actual.copy(), index), several[1].gather(index)
+        )
         # One row of each sample is added in the order of samples, several in another one.
-        np.testing.assert_allclose(found, whole.gather(index), atol=0 if ways == 1 else 1e-6)
+        np.testing.assert_allclose(actual, whole.gather(index), atol=0 if ways == 1 else 1e-6)
     for t in several:
         np.testing.assert_allclose(
             t.weights, whole.weights[:, t.rows.start : t.rows.stop], atol=1e-6

@@ -52,9 +52,9 @@ def test_threads_do_not_see_each_others_implementation():
     def one(choice: Any) -> list[float]:
         with contextlib.nullcontext() if choice is None else lutjax.use_implementation(choice):
             barrier.wait()
-            found = marks()
+            result = marks()
             barrier.wait()
-        return found
+        return result
 
     with concurrent.futures.ThreadPoolExecutor(len(CHOICES)) as pool:
         assert list(pool.map(one, CHOICES)) == [expected_marks(c) for c in CHOICES]

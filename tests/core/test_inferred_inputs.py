@@ -74,20 +74,20 @@ def test_layers_take_the_number_of_inputs_of_the_first(name, library):
     x = inputs_of(case)
     init, apply, check = functions(library, case, (), named(case))
     init_given, apply_given, _ = functions(library, case, case.sizes, case.options)
-    found, given = init(x), init_given(x)
+    result, given = init(x), init_given(x)
     sizes = [
         a
-        for path, a in jax.tree.leaves_with_path(found)
+        for path, a in jax.tree.leaves_with_path(result)
         if "in_features" in jax.tree_util.keystr(path)
     ]
     assert [a.shape for a in sizes] == [(case.sizes[0],)]
-    rest = without_sizes(found)
+    rest = without_sizes(result)
     for a, b in zip(jax.tree.leaves(rest), jax.tree.leaves(given), strict=True):
         np.testing.assert_array_equal(a, b)
-    equal(jax.jit(apply)(found, x), jax.jit(apply_given)(given, x))
-    check(found)
+    equal(jax.jit(apply)(result, x), jax.jit(apply_given)(given, x))
+    check(result)
     with pytest.raises(ValueError, match=f"{case.layer}: x has shape .*; expected"):
-        jax.eval_shape(apply, found, widened(x, case))
+        jax.eval_shape(apply, result, widened(x, case))
     for use in (lambda v: jax.eval_shape(apply, v, x), check):
         with pytest.raises(
             ValueError, match=f"{case.layer}: in_features is None, and the number of inputs"

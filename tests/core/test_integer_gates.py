@@ -68,8 +68,8 @@ def test_gates_of_logits_are_those_of_their_coefficients():
 
     want, pull_parts = jax.vjp(parts, x, logits)
     np.testing.assert_array_equal(y, want)
-    for found, expected in zip(pull(jnp.sin(y)), pull_parts(jnp.sin(y)), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(pull(jnp.sin(y)), pull_parts(jnp.sin(y)), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_recurrent_gates_are_gates_in_every_step():
@@ -77,12 +77,12 @@ def test_recurrent_gates_are_gates_in_every_step():
     layer = LogicRNN(4, 6, accumulate=FINE, rngs=nnx.Rngs(0))
     step = LogicGates(10, 6, accumulate=FINE, rngs=nnx.Rngs(1))
     step.logits[...], step.wires[...] = layer.logits[...], layer.wires[...]
-    found = layer(x, state=state)
+    result = layer(x, state=state)
     for t in range(3):
         state = step(jnp.concatenate([x[:, t], state], -1))
-        np.testing.assert_array_equal(found[:, t], state)
+        np.testing.assert_array_equal(result[:, t], state)
     floats = LogicRNN(4, 6, rngs=nnx.Rngs(0))
-    assert np.any(floats(x, state=jnp.asarray(uniform(5, 6))) != found)
+    assert np.any(floats(x, state=jnp.asarray(uniform(5, 6))) != result)
 
 
 def test_wirings_that_are_learned():

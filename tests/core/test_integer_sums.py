@@ -141,18 +141,20 @@ def test_wide_sums_are_exact(addends):
     one_by_one = _quantized.WideSum(jnp.zeros_like(parts[0]), jnp.zeros_like(parts[0]))
     for addend in parts:
         one_by_one = one_by_one + addend
-    for found in (one_by_one, _quantized.WideSum.from_parts(parts)):
-        high, low = (np.asarray(a, np.int64) for a in (found.high, found.low))
+    for result in (one_by_one, _quantized.WideSum.from_parts(parts)):
+        high, low = (np.asarray(a, np.int64) for a in (result.high, result.low))
         assert (high * 2**16 + low).tolist() == exact
         assert (low >> 16 == 0).all()
         # One rounding, as the high part has at most 24 bits.
-        np.testing.assert_array_equal(found.astype(jnp.float32), np.array(exact).astype(np.float32))
+        np.testing.assert_array_equal(
+            result.astype(jnp.float32), np.array(exact).astype(np.float32)
+        )
 
 
 def test_as_many_parts_as_a_wide_sum_takes():
     for addend in (-(2**31), 2**31 - 1):
-        found = _quantized.WideSum.from_parts(jnp.full((2**15 - 1, 1), addend, jnp.int32))
-        assert int(found.high[0]) * 2**16 + int(found.low[0]) == (2**15 - 1) * addend
+        result = _quantized.WideSum.from_parts(jnp.full((2**15 - 1, 1), addend, jnp.int32))
+        assert int(result.high[0]) * 2**16 + int(result.low[0]) == (2**15 - 1) * addend
 
 
 @dataclasses.dataclass(frozen=True)

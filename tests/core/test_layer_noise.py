@@ -52,27 +52,27 @@ def test_noise_is_that_of_the_key_and_hard_calls_have_none(layer, library):
     first, second, again = (call(x, jax.random.key(seed)) for seed in (0, 1, 0))
     assert np.any(first != second)
     np.testing.assert_array_equal(first, again)
-    calm = jax.jit(caller(library, case, arrays, deterministic=True))(x, jax.random.key(0))
+    hard = jax.jit(caller(library, case, arrays, deterministic=True))(x, jax.random.key(0))
     want = jax.jit(lambda x: case.spec(arrays, x, deterministic=True))(x)
-    np.testing.assert_array_equal(calm, want)
+    np.testing.assert_array_equal(hard, want)
 
 
 @pytest.mark.parametrize("layer", CASES)
 def test_streams_and_views_of_flax_nnx(layer):
     case = CASES[layer]
     arrays, x = variables_of(case), inputs_of(case)
-    made, run = nnx_layer(case, arrays), nnx.jit(lambda layer, x: layer(x))
-    assert np.any(run(made, x) != run(made, x)), "each call draws"
-    calm = jax.jit(lambda x: case.spec(arrays, x, deterministic=True))(x)
-    view = nnx.view(made, deterministic=True)
-    assert (view.deterministic, made.deterministic) == (True, False)
-    np.testing.assert_array_equal(run(view, x), calm)
-    made.eval()
-    np.testing.assert_array_equal(run(made, x), calm)
-    made.train()
-    made.rngs = nnx.data(None)
+    module, run = nnx_layer(case, arrays), nnx.jit(lambda layer, x: layer(x))
+    assert np.any(run(module, x) != run(module, x)), "each call draws"
+    hard = jax.jit(lambda x: case.spec(arrays, x, deterministic=True))(x)
+    view = nnx.view(module, deterministic=True)
+    assert (view.deterministic, module.deterministic) == (True, False)
+    np.testing.assert_array_equal(run(view, x), hard)
+    module.eval()
+    np.testing.assert_array_equal(run(module, x), hard)
+    module.train()
+    module.rngs = nnx.data(None)
     with pytest.raises(ValueError, match=f"^{layer}: .*; pass rngs"):
-        made(x)
+        module(x)
 
 
 def test_layers_without_noise_have_no_stream():

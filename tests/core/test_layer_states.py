@@ -39,12 +39,12 @@ MORE = {
 @functools.cache
 def recorded_cases() -> dict[str, Case]:
     """Return the first case for each layer and variable set."""
-    found: dict[Any, str] = {}
+    result: dict[Any, str] = {}
     for name, case in CASES.items():
         if "gumbel" not in name:
             kinds = tuple((v.name, v.kind) for v in case.spec.variables())
-            found.setdefault((case.layer, kinds), name)
-    return {name: CASES[name] for name in found.values()} | MORE
+            result.setdefault((case.layer, kinds), name)
+    return {name: CASES[name] for name in result.values()} | MORE
 
 
 def arguments_of(library: str, name: str, case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -78,14 +78,14 @@ def flat(tree: Any) -> dict[str, Any]:
 
 
 def nested(arrays: dict[str, Any], depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for path, array in arrays.items():
         *parts, last = path.split("/", depth)
-        place = found
+        place = result
         for part in parts:
             place = place.setdefault(part, {})
         place[last] = jnp.asarray(array)
-    return found
+    return result
 
 
 def transformed(name: str, case: Case) -> Any:
@@ -118,14 +118,14 @@ def trained(arrays: dict[str, Any], case: Case) -> dict[str, Any]:
     """Return the variables with zeros replaced, for meaningful outputs."""
     names = {v.name for v in case.spec.variables() if v.kind in ("tables", "params", "quantised")}
     rng = np.random.default_rng(0)
-    found = {}
+    result = {}
     for path, array in sorted(arrays.items()):
         array, name = np.asarray(array), path.rpartition("/")[2]
         if name in names and name != "exponents" and array.size and not array.any():
             numbers = rng.integers(-100, 100, array.shape)
             array = (numbers if array.dtype == np.int8 else numbers / 64).astype(array.dtype)
-        found[path] = array
-    return found
+        result[path] = array
+    return result
 
 
 def recorded() -> Iterator[tuple[str, np.ndarray]]:
@@ -145,14 +145,14 @@ def states() -> dict[str, np.ndarray]:
         return dict(file)
 
 
-def assert_same(found: Any, want: np.ndarray, where: str) -> None:
+def assert_same(actual: Any, want: np.ndarray, where: str) -> None:
     """Check equality up to elementary-function rounding, which differs between CPUs."""
-    found = np.asarray(found)
-    assert (found.dtype, found.shape) == (want.dtype, want.shape), where
+    actual = np.asarray(actual)
+    assert (actual.dtype, actual.shape) == (want.dtype, want.shape), where
     if np.issubdtype(want.dtype, np.floating):
-        np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6, err_msg=where)
+        np.testing.assert_allclose(actual, want, rtol=1e-6, atol=1e-6, err_msg=where)
     else:
-        np.testing.assert_array_equal(found, want, err_msg=where)
+        np.testing.assert_array_equal(actual, want, err_msg=where)
 
 
 FAST = (
@@ -174,9 +174,9 @@ def test_recorded_state(name: str, library: str, states: dict[str, np.ndarray]) 
     x = inputs_of(case)
     of_layer = {key.removeprefix(prefix): a for key, a in states.items() if key.startswith(prefix)}
     want = of_layer.pop("")
-    found = drawn(library, name, case, x)
-    assert found.keys() == of_layer.keys()
-    for path, array in found.items():
+    actual = drawn(library, name, case, x)
+    assert actual.keys() == of_layer.keys()
+    for path, array in actual.items():
         assert_same(array, of_layer[path], path)
     assert_same(output(library, name, case, trained(of_layer, case), x), want, "output")
 

@@ -246,10 +246,10 @@ def test_constructors_are_the_same(layer):
     assert all(p.kind is p.KEYWORD_ONLY for p in want[len(sizes) :])
     for library in (lutjax_nnx, linen, lutjax_haiku):
         cls = getattr(library, layer)
-        for found in (inspect.signature(cls), inspect.signature(cls.__init__)):
+        for actual in (inspect.signature(cls), inspect.signature(cls.__init__)):
             shown = [
                 p
-                for p in found.parameters.values()
+                for p in actual.parameters.values()
                 if p.name not in ("self", "rngs", "name", "parent")
             ]
             inferred = library is not lutjax_nnx and sizes[0].name == "in_features"
@@ -319,8 +319,8 @@ def test_stubs_have_the_constructors_and_methods(library):
             if function.name == "__getattr__":
                 continue
             arguments, signature = function.args, inspect.signature(getattr(cls, function.name))
-            found = [a.arg for a in (*arguments.args, *arguments.kwonlyargs)]
-            assert sorted(found) == sorted(signature.parameters), (name, function.name)
+            result = [a.arg for a in (*arguments.args, *arguments.kwonlyargs)]
+            assert sorted(result) == sorted(signature.parameters), (name, function.name)
             n_defaults = len(arguments.defaults) + sum(d is not None for d in arguments.kw_defaults)
             assert n_defaults == sum(
                 p.default is not p.empty for p in signature.parameters.values()
@@ -349,8 +349,8 @@ def test_linen_names_intermediates(name):
     case = CASES[name]
     layer, x = getattr(linen, case.layer)(*case.sizes, **case.options), inputs_of(case)
     variables = layer.init(jax.random.key(0), x)
-    y, found = layer.apply(variables, x, capture_intermediates=True, mutable=["intermediates"])
-    np.testing.assert_array_equal(found["intermediates"]["__call__"][0], y)
+    y, result = layer.apply(variables, x, capture_intermediates=True, mutable=["intermediates"])
+    np.testing.assert_array_equal(result["intermediates"]["__call__"][0], y)
     assert case.layer in flax.linen.tabulate(layer, jax.random.key(0))(x)
 
 
@@ -375,11 +375,11 @@ def test_mypy_checks_calls(tmp_path):
     path = tmp_path / "calls.py"
     path.write_text("\n".join(lines) + "\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(path)]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path).stdout
-    assert ".pyi" not in found, "the stubs have errors"
+    actual = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path).stdout
+    assert ".pyi" not in actual, "the stubs have errors"
     for line, message in want.items():
-        errors = re.findall(rf"calls\.py:{line}: error: (.*)", found)
-        assert message in errors[0] if message else not errors, (lines[line - 1], found)
+        errors = re.findall(rf"calls\.py:{line}: error: (.*)", actual)
+        assert message in errors[0] if message else not errors, (lines[line - 1], actual)
 
 
 @pytest.mark.parametrize("name", ["lut", "attention", "pair"])
@@ -387,13 +387,13 @@ def test_sizes_are_attributes(name):
     case = CASES[name]
     sizes = {"in_features": 7, "out_features": 6, **case.options}
     layers = [nnx_layer(case), getattr(linen, case.layer)(*case.sizes, **case.options)]
-    found = hk.transform_with_state(
+    result = hk.transform_with_state(
         lambda: {
             name: getattr(getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options), name)
             for name in sizes
         }
     ).apply({}, {}, jax.random.key(0))[0]
-    assert found == sizes
+    assert result == sizes
     for layer in layers:
         assert {name: getattr(layer, name) for name in sizes} == sizes
         assert not hasattr(layer, "n_gates")
@@ -493,7 +493,7 @@ def test_other_modes_of_flax(hijax):
         )
         calls = nnx.jit(lambda layer, x: layer(x), graph_updates=False)
         copies = layer, nnx.clone(layer), pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)
-        for y in (calls(layer, x), *(found(x) for found in copies)):
+        for y in (calls(layer, x), *(actual(x) for actual in copies)):
             np.testing.assert_array_equal(y, want)
         noisy = lutjax_nnx.LogicGates(4, 4, estimator="gumbel", rngs=nnx.Rngs(0))
         again = pickle.loads(pickle.dumps(noisy))

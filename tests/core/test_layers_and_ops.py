@@ -483,9 +483,9 @@ def test_layers_are_the_ops_that_they_call(name):
                 "cotangents": expected_pull(dy.astype(expected.dtype)),
             }
 
-    found, expected = results(params, x)
+    actual, expected = results(params, x)
     for (path, a), e in zip(
-        jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True
+        jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True
     ):
         testing.assert_close(
             f"{name}: {jax.tree_util.keystr(path)}", a, np.asarray(e).astype(a.dtype), 2e-5

@@ -406,10 +406,10 @@ class TestSlow:
             lambda *a: linen_layer.from_words(kinds, *a),
             lambda *a: f.apply(*of_haiku, *a)[0],
         ):
-            found = from_words(words)
+            result = from_words(words)
             for t in range(5):
-                np.testing.assert_array_equal(lutjax.unpack_bits(found[:, t], 40).T, hard[:, t])
-            np.testing.assert_array_equal(from_words(words[:, 2:], found[:, 1]), found[:, 2:])
+                np.testing.assert_array_equal(lutjax.unpack_bits(result[:, t], 40).T, hard[:, t])
+            np.testing.assert_array_equal(from_words(words[:, 2:], result[:, 1]), result[:, 2:])
         for call, message in (
             (lambda: layer(bits[0, 0]), r"x has shape \[3\]; expected \[..., length, features\]"),
             (

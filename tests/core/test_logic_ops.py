@@ -73,8 +73,8 @@ def test_an_infinite_cotangent_reaches_the_addressed_slot_alone(n):
     expected = of_table(reference.binary_lut)
     assert np.isinf(expected).sum() == 1
     for implementation in implementations("binary_lut", "backward"):
-        found = of_table(functools.partial(lutjax.binary_lut, implementation=implementation))
-        np.testing.assert_array_equal(found, expected, err_msg=implementation)
+        actual = of_table(functools.partial(lutjax.binary_lut, implementation=implementation))
+        np.testing.assert_array_equal(actual, expected, err_msg=implementation)
 
 
 def test_gradients_of_coefficients_make_no_temporary_per_sample():

@@ -55,9 +55,9 @@ def check_on_mesh(given, kind):
     specs = (jax.P(None, "data"), jax.P(None, "trees"), jax.P("trees"), jax.P())
     placed = jax.device_put(given, tuple(jax.NamedSharding(mesh, spec) for spec in specs))
     compiled = jax.jit(with_gradients).lower(*placed).compile()
-    found = compiled(*placed)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert found[0].sharding.is_equivalent_to(
+    actual = compiled(*placed)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+    assert actual[0].sharding.is_equivalent_to(
         jax.NamedSharding(mesh, jax.P("trees", None, "data")), 3
     )
     assert largest_collective(compiled) <= given[0].nbytes / 2
@@ -84,9 +84,9 @@ def test_a_layer_evaluates_whole_trees_or_levels(kind):
     x = jax.device_put(x, jax.NamedSharding(mesh, jax.P(None, None, None, "data")))
     params, others = jax.device_put((params, others), jax.NamedSharding(mesh, jax.P()))
     with fused_kernels.on_cpu("logic_trees"):
-        found = jax.jit(lambda *a: gradient(*a))(params, others, x)
+        actual = jax.jit(lambda *a: gradient(*a))(params, others, x)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, expected
     )
 
 

@@ -56,11 +56,11 @@ def check_on_mesh(given, axes, tables_of):
     specs = (jax.P("data"), jax.P("tables"), jax.P("tables"), jax.P())[: len(given)]
     placed = jax.device_put(given, tuple(jax.NamedSharding(mesh, spec) for spec in specs))
     compiled = jax.jit(with_gradients).lower(*placed).compile()
-    found = compiled(*placed)
-    for one, other in zip(found, expected, strict=True):
+    actual = compiled(*placed)
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
-    assert found[0].sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P("data")), 4)
-    assert found[2].sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P("tables")), 3)
+    assert actual[0].sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P("data")), 4)
+    assert actual[2].sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P("tables")), 3)
     assert not re.findall(r" (?:all-to-all|collective-permute)\(", compiled.as_text())
     outputs, of_images, of_tables = (a.nbytes for a in expected)
     assert largest_collective(compiled) <= max(outputs / 2, of_images / 2, of_tables / tables_of)
@@ -75,8 +75,8 @@ def test_where_devices_are_not_known_each_has_its_own_way(monkeypatch):
         exported = jax.export.export(jax.jit(with_gradients), platforms=["cpu", "cuda"])(
             *arguments()
         )
-    for found, e in zip(exported.call(*arguments()), expected, strict=True):
-        np.testing.assert_allclose(found, e, rtol=1e-6, atol=1e-6)
+    for actual, e in zip(exported.call(*arguments()), expected, strict=True):
+        np.testing.assert_allclose(actual, e, rtol=1e-6, atol=1e-6)
     first = calls[:3]
     assert [made.call.op for made in first if made.runs_on(cpu)] == ["lut_at_places"]
     assert [made.call.op for made in first if made.runs_on(gpu)] == ["detect", "lookup"]

@@ -99,9 +99,9 @@ def test_all_codes() -> None:
     records = np.concatenate([np.repeat(code[:, None], 32, 1), scale[:, None]], 1)
     wanted = in_blocks(records[:, :32], records[:, 32:])
     codec = Codec("row264", 32)
-    for found in (codec.decode(records), np.asarray(jax.jit(codec.decode)(records))):
-        np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
-        same_bits(found[~np.isnan(found)], wanted[~np.isnan(wanted)])
+    for actual in (codec.decode(records), np.asarray(jax.jit(codec.decode)(records))):
+        np.testing.assert_array_equal(np.isnan(actual), np.isnan(wanted))
+        same_bits(actual[~np.isnan(actual)], wanted[~np.isnan(wanted)])
 
 
 @pytest.mark.parametrize("scale", [SCALE, 1.0, 1e-38, 1e38])
@@ -111,9 +111,9 @@ def test_all_codes_with_one_scale(scale: float) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         product = (e4m3(codes) * scale).astype(np.float32)
         wanted = np.asarray(product.astype(jnp.bfloat16), np.float32)
-    found = np.asarray(Codec("e4m3", 256, scale).decode(jnp.asarray(codes)))
-    np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
-    same_bits(found[~np.isnan(found)], wanted[~np.isnan(wanted)])
+    actual = np.asarray(Codec("e4m3", 256, scale).decode(jnp.asarray(codes)))
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(wanted))
+    same_bits(actual[~np.isnan(actual)], wanted[~np.isnan(wanted)])
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -132,16 +132,16 @@ def test_reads(tmp_path: Path, codec: str, trains: bool) -> None:
 
 
 def test_rows_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, found = table_of(tmp_path), list[np.ndarray]()
+    table, result = table_of(tmp_path), list[np.ndarray]()
     gather = _mapped_rows.MappedRows.gather
 
     def counted(self: Any, ids: np.ndarray, out: np.ndarray) -> None:
-        found.append(ids)
+        result.append(ids)
         gather(self, ids, out)
 
     monkeypatch.setattr(_mapped_rows.MappedRows, "gather", counted)
     table.fetch(IDS)
-    (ids,) = found
+    (ids,) = result
     np.testing.assert_array_equal(ids, np.unique(IDS))
 
 
@@ -217,8 +217,8 @@ def gradients_of(table: Any, index: np.ndarray, target: float) -> Any:
         y = table.weighted_lookup(index, jnp.ones(index.shape))
         return jnp.mean((y - target) ** 2)
 
-    _, (_, found) = optim.value_and_grad(loss, host={"memory": table})({}, jnp.asarray(index))
-    return found["memory"]
+    _, (_, result) = optim.value_and_grad(loss, host={"memory": table})({}, jnp.asarray(index))
+    return result["memory"]
 
 
 def indices(step: int) -> np.ndarray:
@@ -353,19 +353,19 @@ def test_overlays_of_others(tmp_path: Path) -> None:
     train(table, 1)
     saved = tmp_path / "saved"
     table.save(saved)
-    found = facts(saved)
-    assert (found["updated"], found["layout"], found["base"]) == (
+    result = facts(saved)
+    assert (result["updated"], result["layout"], result["base"]) == (
         len(table.updated),
         "a",
         table.description,
     )
     assert (
         f"rows: {len(table.updated)} of {N_ROWS}, with {WIDTH} elements each; rule: RowAdam("
-        in "\n".join(lines(found))
+        in "\n".join(lines(result))
     )
     done = CliRunner().invoke(cli, ["info", str(saved)], prog_name="lutjax")
     assert not done.exit_code
-    assert done.output.splitlines() == lines(found)
+    assert done.output.splitlines() == lines(result)
     table_of(tmp_path, layout=Layout("a"), overlays=[saved])
     with pytest.raises(OverlayError, match="belongs to the layout a, not to b"):
         table_of(tmp_path, layout=Layout("b"), overlays=[saved])
@@ -403,11 +403,11 @@ def wide_table(folder: Path, n_rows: int = 500, width: int = 8) -> HostTable:
 
 
 def copied_to_memory(table: HostTable) -> HostTable:
-    found = HostTable(table.shape, np.float32, jax.nn.initializers.zeros)
-    found.draw(jax.random.key(0))
-    assert found.weights is not None
-    found.weights[0] = table.gather(np.arange(table.shape[1]).reshape(-1, 1, 1))[0]
-    return found
+    result = HostTable(table.shape, np.float32, jax.nn.initializers.zeros)
+    result.draw(jax.random.key(0))
+    assert result.weights is not None
+    result.weights[0] = table.gather(np.arange(table.shape[1]).reshape(-1, 1, 1))[0]
+    return result
 
 
 def test_layers_read_existing_tables(tmp_path: Path) -> None:
@@ -426,12 +426,12 @@ def test_layers_read_existing_tables(tmp_path: Path) -> None:
     call = nnx.jit(lambda layer, x, tokens: layer(x, tokens))
     wanted = call(two, x, tokens)
     same_bits(call(one, x, tokens), wanted)
-    history, found = one.history((2,)), []
+    history, actual = one.history((2,)), []
     step = nnx.jit(lambda layer, x, tokens, history: layer(x, tokens, history=history))
     for i in range(6):
         y, history = step(one, x[:, i : i + 1], tokens[:, i : i + 1], history)
-        found.append(y)
-    np.testing.assert_allclose(jnp.concatenate(found, 1), wanted, rtol=1e-5, atol=1e-6)
+        actual.append(y)
+    np.testing.assert_allclose(jnp.concatenate(actual, 1), wanted, rtol=1e-5, atol=1e-6)
     with pytest.raises(
         ValueError, match=r"placement is HostTable.mapped.*expected a table float32\[1, 501, 8\]"
     ):

@@ -51,14 +51,14 @@ def test_numpy_and_jax_agree(dtype):
         rows = lutjax.ngram_rows(tokens, segments=segments, **options)
         assert isinstance(rows, np.ndarray)
         assert rows.dtype == np.int32
-        found = jax.jit(functools.partial(lutjax.ngram_rows, **options))(
+        result = jax.jit(functools.partial(lutjax.ngram_rows, **options))(
             jnp.asarray(tokens), segments=segments
         )
-        np.testing.assert_array_equal(found, rows)
+        np.testing.assert_array_equal(result, rows)
         with jax.enable_x64(True):
-            found = lutjax.ngram_rows(jnp.asarray(tokens), segments=segments, **options)
-            assert found.dtype == np.int32
-            np.testing.assert_array_equal(found, rows)
+            result = lutjax.ngram_rows(jnp.asarray(tokens), segments=segments, **options)
+            assert result.dtype == np.int32
+            np.testing.assert_array_equal(result, rows)
 
 
 @pytest.mark.parametrize("n_rows", [1 << 12, 4093, 3000])
@@ -122,10 +122,10 @@ def test_rows_are_known_before_the_layer_runs():
     assert isinstance(rows, np.ndarray)
     np.testing.assert_array_equal(rows, LinenNgramMemory(6, **options).row_ids(TOKENS, SEGMENTS))
     usage = jax.jit(lutjax.usage(lambda layer, x: layer(x, TOKENS, segments=SEGMENTS)))
-    found = usage(layer, x)["weights"]
+    result = usage(layer, x)["weights"]
     counts = np.stack([np.bincount(rows[..., t].ravel(), minlength=50) for t in range(4)])
-    np.testing.assert_array_equal(found.counts, counts)
-    np.testing.assert_array_equal(found.never_read, (counts == 0).sum(1))
+    np.testing.assert_array_equal(result.counts, counts)
+    np.testing.assert_array_equal(result.never_read, (counts == 0).sum(1))
 
 
 def test_haiku_goes_on():
@@ -153,8 +153,8 @@ def test_largest_elements_by_groups(n, k):
     x[2] = np.where(rng.random(x[2].shape) < 0.95, -np.inf, x[2])
     x[3] = rng.choice([0, np.nan, np.inf], x[3].shape, p=[0.96, 0.02, 0.02])
     x[4] = 0
-    found = jax.jit(functools.partial(places_by_groups, k=k))(x)
-    np.testing.assert_array_equal(found, jax.lax.top_k(x, k)[1])
+    result = jax.jit(functools.partial(places_by_groups, k=k))(x)
+    np.testing.assert_array_equal(result, jax.lax.top_k(x, k)[1])
 
 
 def test_largest_elements_beside_a_gpu(monkeypatch):
@@ -194,12 +194,12 @@ def test_pairs_of_places_have_all_of_the_best(k):
 def test_dead_rows_of_a_memory():
     layer = ProductKeyMemory(8, 5, n_keys=6, heads=2, k=3, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (10, 8))
-    found = jax.jit(lutjax.usage(lambda layer, x: layer(x)))(layer, x)["weights"]
-    assert found.reads.tolist() == [10 * 2 * 3]
+    result = jax.jit(lutjax.usage(lambda layer, x: layer(x)))(layer, x)["weights"]
+    assert result.reads.tolist() == [10 * 2 * 3]
     rows, shares = layer.reads(x)
     np.testing.assert_allclose(shares.reshape(10, 2, 3).sum(-1), 1, rtol=1e-6)
-    np.testing.assert_array_equal(found.counts[0], np.bincount(np.ravel(rows), minlength=36))
-    assert found.never_read.tolist() == [36 - len(np.unique(rows))]
+    np.testing.assert_array_equal(result.counts[0], np.bincount(np.ravel(rows), minlength=36))
+    assert result.never_read.tolist() == [36 - len(np.unique(rows))]
 
 
 class Model(nnx.Module):
@@ -303,14 +303,14 @@ class TestSlow:
         call = jax.jit(lambda *a, **given: layer(*a, **given))
         for segments in (None, SEGMENTS):
             want = call(x, TOKENS, segments=segments)
-            history, found = layer.history((3,)), []
+            history, actual = layer.history((3,)), []
             for first, last in ((0, 1), (1, 2), (2, 9), (9, 9), (9, 14)):
                 of_part = None if segments is None else segments[:, first:last]
                 y, history = call(
                     x[:, first:last], TOKENS[:, first:last], segments=of_part, history=history
                 )
-                found.append(y)
-            np.testing.assert_allclose(jnp.concatenate(found, 1), want, atol=1e-6)
+                actual.append(y)
+            np.testing.assert_allclose(jnp.concatenate(actual, 1), want, atol=1e-6)
 
         @jax.jit
         def token_by_token(x, tokens):

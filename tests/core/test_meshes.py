@@ -43,9 +43,9 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def mesh():
-    found = jax.make_mesh((2,), ("shards",), devices=jax.devices()[:2])
-    assert found.axis_types == (jax.sharding.AxisType.Explicit,)
-    return found
+    result = jax.make_mesh((2,), ("shards",), devices=jax.devices()[:2])
+    assert result.axis_types == (jax.sharding.AxisType.Explicit,)
+    return result
 
 
 @pytest.mark.parametrize(("name", "layout"), [
@@ -107,8 +107,8 @@ def test_vmap_over_one_axis_of_the_mesh_and_the_batch_over_the_other(mapped, sam
         (on_mesh, z), (each, of_each) = program.lower().compile()(weights, given)
         assert ("shard_map" in str(program.jaxpr)) == bool(samples and n_outputs)
         assert jax.typeof(z).sharding.spec[:2] == (*over, None)[:2]
-    found = (on_mesh, z, each, of_each.margin)
-    for a, b in zip(found, (value, y, of_weights, of_detection.margin), strict=True):
+    result = (on_mesh, z, each, of_each.margin)
+    for a, b in zip(result, (value, y, of_weights, of_detection.margin), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
@@ -175,13 +175,15 @@ def test_reference_of_every_op(op, axis, mesh):
     reference = getattr(lutjax.reference, op)
     want = jax.jit(lambda a: derivatives(called(reference, {}), a))(case.differentiable)
     with jax.set_mesh(mesh):
-        found = jax.jit(lambda a, others: derivatives(called(reference, others), a))(on_mesh, fixed)
-        pytrees.assert_close(op, found, want, 2e-5)
+        actual = jax.jit(lambda a, others: derivatives(called(reference, others), a))(
+            on_mesh, fixed
+        )
+        pytrees.assert_close(op, actual, want, 2e-5)
         if axis == "batch":
             function = lutjax.kernel_registry.function(op)
             of_op = jax.jit(lambda a, others: called(function, others)(a))(on_mesh, fixed)
             for name, a in of_op.items():
-                assert jax.typeof(found[0][name]).sharding.spec == jax.typeof(a).sharding.spec
+                assert jax.typeof(actual[0][name]).sharding.spec == jax.typeof(a).sharding.spec
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -191,9 +193,9 @@ def test_other_functions_of_the_reference(name, mesh):
     want = jax.jit(lambda x: derivatives(f, x))(X)
     with jax.set_mesh(mesh):
         x = jax.device_put(X, NamedSharding(mesh, P("shards")))
-        found = jax.jit(lambda x: derivatives(f, x))(x)
-    pytrees.assert_close(name, found, want, 2e-5)
-    spec = jax.typeof(found[0]).sharding.spec
+        actual = jax.jit(lambda x: derivatives(f, x))(x)
+    pytrees.assert_close(name, actual, want, 2e-5)
+    spec = jax.typeof(actual[0]).sharding.spec
     assert spec[0] == "shards"
 
 
@@ -202,8 +204,8 @@ def test_reference_of_packed_bits(mesh):
     words = lutjax.reference.pack_bits(bits)
     for spec in (P("shards"), P(None, "shards")):
         on_mesh = jax.device_put(jnp.asarray(bits), NamedSharding(mesh, spec))
-        found = jax.jit(lutjax.reference.pack_bits)(on_mesh)
-        np.testing.assert_array_equal(found, words)
+        result = jax.jit(lutjax.reference.pack_bits)(on_mesh)
+        np.testing.assert_array_equal(result, words)
         again = jax.jit(lambda words: lutjax.reference.unpack_bits(words, 64))(
             jax.device_put(words, NamedSharding(mesh, spec))
         )

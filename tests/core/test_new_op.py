@@ -31,9 +31,9 @@ def test_nothing_else_names_it(op):
         if path.suffix in (".py", ".md", ".json")
     ]
     files += ROOT.glob("*.md")
-    found = {path for path in files if op in path.read_text(errors="replace")}
-    assert found
-    assert {path.parent.name for path in found} == {"toy_op"}
+    result = {path for path in files if op in path.read_text(errors="replace")}
+    assert result
+    assert {path.parent.name for path in result} == {"toy_op"}
 
 
 def split(op, **sizes):
@@ -83,8 +83,8 @@ def test_a_wrong_kernel_shows(op, monkeypatch):
     right = kernels.backward
 
     def wrong(call, cotangent, needs, *, device):
-        found = right(call, cotangent, needs, device=device)
-        return {**found, "gain": 1.001 * found["gain"]}
+        result = right(call, cotangent, needs, device=device)
+        return {**result, "gain": 1.001 * result["gain"]}
 
     monkeypatch.setattr(kernels, "backward", wrong)
     with pytest.raises(AssertionError, match="cotangent: gain"):

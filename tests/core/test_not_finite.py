@@ -83,11 +83,11 @@ def expected_at(op, size):
             a.flat[rng.integers(a.size)] = rng.choice(NUMBERS)
         return jnp.asarray(a)
 
-    found = []
+    result = []
     for _ in range(DRAWS):
         arguments = jax.tree_util.tree_map_with_path(drawn, program.arguments)
-        found.append((arguments, reference(*arguments)))
-    return found
+        result.append((arguments, reference(*arguments)))
+    return result
 
 
 def reached(op, implementation, part, name, expected, arguments):
@@ -148,7 +148,7 @@ def run_read(read, x, implementation):
         )
 
     y, pull = jax.vjp(layer, jnp.asarray(x, jnp.float32), TABLE, read.initial())
-    return np.asarray(y), *(jax.tree.map(np.asarray, found) for found in pull(jnp.ones_like(y)))
+    return np.asarray(y), *(jax.tree.map(np.asarray, result) for result in pull(jnp.ones_like(y)))
 
 
 @pytest.mark.parametrize("implementation", implementations("scored_lut"))

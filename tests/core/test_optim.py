@@ -54,13 +54,13 @@ def train(tx, params, gradients):
 def test_a_row_transform_is_the_optimizer_with_dense_gradients(rule, dtype):
     params = {"weights": jnp.ones((2, 4, 3), dtype)}
     gradients = [{"weights": sample(step).astype(dtype)} for step in range(4)]
-    found, state = train(optim.row_transform(rule, RATE), params, gradients)
+    actual, state = train(optim.row_transform(rule, RATE), params, gradients)
 
     optimizer = optim.Optimizer(rule, RATE, tables={"weights"})
     expected, rows = params, optimizer.init(params)
     for gradient in gradients:
         expected, rows = optimizer.apply(expected, gradient, rows)
-    wide = [np.asarray(p["weights"], np.float32) for p in (found, expected)]
+    wide = [np.asarray(p["weights"], np.float32) for p in (actual, expected)]
     np.testing.assert_allclose(*wide, rtol=1e-6 if dtype == "float32" else 1e-2, atol=1e-7)
     assert state.step == rows.step == 4
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-2), state.rows, rows.rows)
@@ -71,9 +71,9 @@ def test_stacked_tables_are_tables_of_their_own(rule):
     tx = optim.row_transform(rule, 0.1)
     stacked, single = jnp.ones((3, 2, 4, 3)), jnp.ones((2, 4, 3))
     gradients = [jnp.stack([sample(step + layer) for layer in range(3)]) for step in range(3)]
-    found, state = train(tx, stacked, gradients)
+    result, state = train(tx, stacked, gradients)
     each = [train(tx, single, [gradient[layer] for gradient in gradients]) for layer in range(3)]
-    np.testing.assert_array_equal(found, jnp.stack([params for params, _ in each]))
+    np.testing.assert_array_equal(result, jnp.stack([params for params, _ in each]))
     jax.tree.map(
         np.testing.assert_array_equal,
         state.rows,
@@ -89,13 +89,13 @@ def test_the_last_axis_is_a_row():
         "edges": jnp.array([2.0, 0, -1, 3, 0]),
         "scalar": jnp.float32(4),
     }
-    found, state = train(optim.row_transform(rule, 0.5), params, [gradients])
-    np.testing.assert_allclose(found["edges"], 1 - 0.5 * np.sign(gradients["edges"]))
-    np.testing.assert_allclose(found["scalar"], 0.5)
+    result, state = train(optim.row_transform(rule, 0.5), params, [gradients])
+    np.testing.assert_allclose(result["edges"], 1 - 0.5 * np.sign(gradients["edges"]))
+    np.testing.assert_allclose(result["scalar"], 0.5)
     table, _ = train(
         optim.row_transform(rule, 0.5), params["matrix"][None], [gradients["matrix"][None]]
     )
-    np.testing.assert_array_equal(found["matrix"], table[0])
+    np.testing.assert_array_equal(result["matrix"], table[0])
     assert state.rows["matrix"]["sum_of_squares"].shape == (4, 1)
 
 
@@ -172,12 +172,12 @@ def test_accumulated_steps_are_steps_of_the_mean():
     params = {"weights": jnp.ones((2, 4, 3))}
     gradients = [{"weights": sample(step)} for step in range(4)]
     tx = optim.row_transform(optim.RowAdam(), RATE)
-    found, state = train(optax.MultiSteps(tx, 2), params, gradients)
+    actual, state = train(optax.MultiSteps(tx, 2), params, gradients)
     means = [
         jax.tree.map(lambda a, b: (a + b) / 2, *pair) for pair in (gradients[:2], gradients[2:])
     ]
     expected, inner = train(tx, params, means)
-    np.testing.assert_allclose(found["weights"], expected["weights"], rtol=1e-6)
+    np.testing.assert_allclose(actual["weights"], expected["weights"], rtol=1e-6)
     assert state.inner_opt_state.step == inner.step == 2
 
 
@@ -197,9 +197,9 @@ def test_masks_and_injected_rates():
         optax.masked(optax.set_to_zero(), {"a": False, "b": True}),
     )
     gradient = {"a": sample(1), "b": sample(1)}
-    found, state = train(frozen, params, [gradient, gradient])
-    np.testing.assert_array_equal(found["b"], params["b"])
-    np.testing.assert_allclose(found["a"], 1 - (RATE(0) + RATE(1)) * gradient["a"], rtol=1e-6)
+    result, state = train(frozen, params, [gradient, gradient])
+    np.testing.assert_array_equal(result["b"], params["b"])
+    np.testing.assert_allclose(result["a"], 1 - (RATE(0) + RATE(1)) * gradient["a"], rtol=1e-6)
     assert state[0].inner_state.hyperparams["learning_rate"] == RATE(1)
 
 
@@ -292,7 +292,9 @@ def test_rules_need_neither_optax_nor_flax():
         "try: optim.Optimizer\n"
         "except ModuleNotFoundError as error: print(error)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.startswith(
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.startswith(
         "lutjax.optim.Optimizer needs optax, which is not installed: pip install"
     )

@@ -51,11 +51,11 @@ def step(spec):
 
 def alone(spec, x):
     """Outputs for one sequence with its own cache, one position at a time."""
-    cache, found = spec.empty_cache(x.shape, x.dtype), []
+    cache, result = spec.empty_cache(x.shape, x.dtype), []
     for position in np.split(x, len(x)):
         y, cache = step(spec)(arrays_of(spec), cache, position)
-        found.append(y)
-    return np.concatenate(found)
+        result.append(y)
+    return np.concatenate(result)
 
 
 class Sequences:
@@ -101,9 +101,9 @@ def test_sequences_in_one_pool(name):
         for of_sequences in counts:
             parts = [x[r, n : n + 3] for r, n in enumerate(sequences.lengths)]
             sequences.feed(np.stack(parts), of_sequences)
-        for row, found in enumerate(sequences.found):
-            if found:
-                np.testing.assert_array_equal(found, wanted[row][: len(found)])
+        for row, actual in enumerate(sequences.found):
+            if actual:
+                np.testing.assert_array_equal(actual, wanted[row][: len(actual)])
 
     x = drawn(5, 3, 32, FEATURES)
     wanted = [alone(spec, of) for of in x]
@@ -213,31 +213,31 @@ class TestSlow:
         )
         layer.weights, layer.positions = arrays["weights"], arrays["positions"]
         layer.init_cache(x.shape, blocks=BLOCKS)
-        found = [layer(part, **places(n)) for part, n in parts]
-        np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
+        actual = [layer(part, **places(n)) for part, n in parts]
+        np.testing.assert_array_equal(jnp.concatenate(actual, 1), want)
         assert layer.cached_key_index.shape == (*BLOCKS, 4)
         assert layer.cached_segments is None
 
         layer = of_linen.LUTAttention(FEATURES, OUTPUTS, **options, blocks=BLOCKS)
         params = {n: arrays[n] for n in ("weights", "positions")}
-        kinds, found = {"params": params, "anchors": {"anchors": arrays["anchors"]}}, []
+        kinds, actual = {"params": params, "anchors": {"anchors": arrays["anchors"]}}, []
         cache = layer.init(jax.random.key(0), x, **places(0))["cache"]
         for part, n in parts:
             y, new = layer.apply({**kinds, "cache": cache}, part, **places(n), mutable=["cache"])
             cache = new["cache"]
-            found.append(y)
-        np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
+            actual.append(y)
+        np.testing.assert_array_equal(jnp.concatenate(actual, 1), want)
 
         f = hk.transform_with_state(
             lambda x, **how: of_haiku.LUTAttention(
                 FEATURES, OUTPUTS, **options, blocks=BLOCKS, name="layer"
             )(x, **how)
         )
-        state, found = {"layer": {"anchors": arrays["anchors"], **_empty(spec)}}, []
+        state, actual = {"layer": {"anchors": arrays["anchors"], **_empty(spec)}}, []
         for part, n in parts:
             y, state = f.apply({"layer": params}, state, None, part, **places(n))
-            found.append(y)
-        np.testing.assert_array_equal(jnp.concatenate(found, 1), want)
+            actual.append(y)
+        np.testing.assert_array_equal(jnp.concatenate(actual, 1), want)
 
     @settings(max_examples=4)
     @given(
@@ -261,12 +261,12 @@ class TestSlow:
             block = table[p // size % entries] if p >= 0 else -1
             return block * size + p % size if 0 <= block < n_blocks else None
 
-        found, there = places.latest(window)
+        actual, there = places.latest(window)
         wanted = [place(p) for p in range(length - window, length)]
         assert there[0].tolist() == [p is not None for p in wanted]
-        assert [p for p, is_there in zip(found[0].tolist(), there[0], strict=True) if is_there] == [
-            p for p in wanted if p is not None
-        ]
+        assert [
+            p for p, is_there in zip(actual[0].tolist(), there[0], strict=True) if is_there
+        ] == [p for p in wanted if p is not None]
         is_key = jnp.arange(n_new)[None] < n_keys
         new = places.new_indices(is_key)[0].tolist()
         kept = range(max(length, length + n_keys - size * entries), length + n_keys)

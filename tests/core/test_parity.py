@@ -76,8 +76,8 @@ def test_small_wrong_lookup_cotangent_is_found(name, monkeypatch):
     right, array = lookup.backward, name.removesuffix("_margin")
 
     def wrong(call, cotangent, needs, *, device):
-        found = right(call, cotangent, needs, device=device)
-        return {**found, array: found[array] * jnp.asarray(1.001, found[array].dtype)}
+        result = right(call, cotangent, needs, device=device)
+        return {**result, array: result[array] * jnp.asarray(1.001, result[array].dtype)}
 
     monkeypatch.setattr(lookup, "backward", wrong)
     forgotten.compiled()
@@ -102,9 +102,9 @@ def test_results_are_rounded_once(op):
     """All sums have at least 32 bits, forward and backward: sums of rounded numbers depend on their order."""
     for name in testing.cases_of(op).tagged(Tag.DTYPES):
         program = testing.program(testing.case(op, name, "bfloat16"), "xla")
-        found = equations(jax.make_jaxpr(program.function)(*program.arguments).jaxpr)
+        result = equations(jax.make_jaxpr(program.function)(*program.arguments).jaxpr)
         rounded = [
-            str(eqn) for eqn in found if adds(eqn) and eqn.outvars[0].aval.dtype == jnp.bfloat16
+            str(eqn) for eqn in result if adds(eqn) and eqn.outvars[0].aval.dtype == jnp.bfloat16
         ]
         assert not rounded, f"{name}: {rounded}"
 
@@ -131,9 +131,9 @@ def sizes_and_dtypes():
 
     `test_transformations` tries the splittable size.
     """
-    found = at_sizes(lambda module: [n for n in module.sizes if n not in module.tagged(Tag.FAST)])
-    found = [(values_of(values)[0], values_of(values)[1]) for values in found]
-    return [((*values, None), is_slow) for values, is_slow in found] + list(
+    result = at_sizes(lambda module: [n for n in module.sizes if n not in module.tagged(Tag.FAST)])
+    result = [(values_of(values)[0], values_of(values)[1]) for values in result]
+    return [((*values, None), is_slow) for values, is_slow in result] + list(
         map(values_of, in_dtypes())
     )
 

@@ -28,10 +28,10 @@ LONGCAT = {"vocab_size": 50, "ngram_vocab_size_ratio": 3, "emb_neighbor_num": 4,
 
 def recorded(family):
     """A family's arrays, float32."""
-    found = {
+    result = {
         n.removeprefix(f"{family}_"): a for n, a in RECORDED.items() if n.startswith(f"{family}_")
     }
-    return {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in found.items()}
+    return {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in result.items()}
 
 
 def deepseek():
@@ -110,11 +110,11 @@ def test_decoding_is_the_whole_text(family):
     layer, a, want = nnx_layer(family)
     x, tokens = jnp.asarray(a["h"])[None], jnp.asarray(a["ids"], jnp.int32)[None]
     call = jax.jit(lambda x, tokens, history: layer(x, tokens, history=history))
-    history, found = layer.history((1,)), []
+    history, actual = layer.history((1,)), []
     for first, last in ((0, 1), (1, 2), (2, len(want))):
         y, history = call(x[:, first:last], tokens[:, first:last], history)
-        found.append(y)
-    np.testing.assert_allclose(jnp.concatenate(found, 1)[0], want, rtol=2e-6, atol=2e-6)
+        actual.append(y)
+    np.testing.assert_allclose(jnp.concatenate(actual, 1)[0], want, rtol=2e-6, atol=2e-6)
 
 
 def test_small_and_zero_vectors():

@@ -43,8 +43,8 @@ def test_other_implementations_say_why_not():
         made, *_ = lutjax.kernel_registry.calls_of(
             "lookup_attention", TABLES[2 * C + 1][:, : 4**C], query, key, query_start=starts
         )
-        found = other.unsupported_reason(made.request("forward", device))
-        assert found is None if why is None else why in found
+        result = other.unsupported_reason(made.request("forward", device))
+        assert result is None if why is None else why in result
 
 
 @pytest.mark.usefixtures("without_typechecking")

@@ -93,16 +93,16 @@ def test_factors_of_gradients():
         factored = tables.value_and_grad(scaled, tables=is_table)(params, x)[1]
         unscaled, of_x = jax.grad(plain, (0, 1))(params, x)
         want = {"lut": unscaled["lut"] * factor}, of_x
-        found = {"lut": factored["lut"].to_dense()}, dense[1]
+        actual = {"lut": factored["lut"].to_dense()}, dense[1]
         return [
             (g, tables.global_norm(of_table), optimizer.apply(params, of_table, state))
-            for g, of_table in ((want, want[0]), (dense, dense[0]), (found, factored))
+            for g, of_table in ((want, want[0]), (dense, dense[0]), (actual, factored))
         ]
 
     want, *others = every(params, X)
-    for found in others:
+    for actual in others:
         for (path, a), b in zip(
-            jax.tree.leaves_with_path(found), jax.tree.leaves(want), strict=True
+            jax.tree.leaves_with_path(actual), jax.tree.leaves(want), strict=True
         ):
             assert_close(jax.tree_util.keystr(path), a, b)
 

@@ -678,12 +678,12 @@ def test_unknown_names_are_refused_and_known_ones_listed():
 
 
 def test_the_command_explains_ops():
-    found = output("explain", "packed_lut", "lookup", "--size", "one").splitlines()
-    assert [line.split()[0] for line in found if not line.startswith(" ")] == [
+    result = output("explain", "packed_lut", "lookup", "--size", "one").splitlines()
+    assert [line.split()[0] for line in result if not line.startswith(" ")] == [
         "packed_lut",
         "lookup",
     ]
-    assert sum(line.endswith(": chosen") for line in found) == 4
+    assert sum(line.endswith(": chosen") for line in result) == 4
     triton = output("explain", "lookup", "--implementation", "triton")
     assert "xla/any (lutjax.kernels._xla.lookup): not asked for (implementation=triton)" in triton
     for words, message in (
@@ -706,9 +706,9 @@ def test_the_command_explains_ops():
     ("update_table", "lookup"),
 ])  # fmt: skip
 def test_the_command_explains_compositions(name, called):
-    found = output("explain", name).splitlines()
-    assert found[0] == f"{name} calls {called}"
-    assert sum(line.endswith(": chosen") for line in found) >= len(called.split(", "))
+    result = output("explain", name).splitlines()
+    assert result[0] == f"{name} calls {called}"
+    assert sum(line.endswith(": chosen") for line in result) >= len(called.split(", "))
 
 
 def test_the_command_has_arguments_for_every_composition():
@@ -808,9 +808,9 @@ def test_public_names_come_from_where_type_checkers_find_them():
         for node in ast.parse(Path(lutjax.__file__).read_text(encoding="utf-8")).body
         if isinstance(node, ast.If)
     )
-    found = {name.name: line.module for line in block.body for name in line.names}
-    assert sorted([*found, "__version__"]) == sorted(lutjax.__all__)
-    for name, module in found.items():
+    result = {name.name: line.module for line in block.body for name in line.names}
+    assert sorted([*result, "__version__"]) == sorted(lutjax.__all__)
+    for name, module in result.items():
         home = importlib.import_module(f"lutjax.{name}" if module == "lutjax" else module)
         assert getattr(lutjax, name) is (home if module == "lutjax" else getattr(home, name))
     assert set(lutjax.__all__) <= set(dir(lutjax))

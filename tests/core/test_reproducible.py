@@ -113,8 +113,8 @@ def test_a_scored_read_is_the_same_in_every_program(read, program):
     expected = jax.jit(results)(*arguments)
     same = functools.partial(jax.tree.map, np.testing.assert_array_equal)
 
-    def of_samples(found):
-        (dx, *_), y = found
+    def of_samples(actual):
+        (dx, *_), y = actual
         return dx, y
 
     if program == "of ops":

@@ -42,8 +42,8 @@ def test_look_ups_are_those_of_one_device(groups):
     want = value_and_gradients(
         TABLE, COEFFICIENTS, functools.partial(lutjax.weighted_lookup, groups=groups)
     )
-    found = jax.jit(functools.partial(value_and_gradients, look_up=in_blocks))(TABLE, COEFFICIENTS)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, want)
+    actual = jax.jit(functools.partial(value_and_gradients, look_up=in_blocks))(TABLE, COEFFICIENTS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, want)
 
 
 def test_rows_that_devices_cannot_share():
@@ -66,5 +66,5 @@ def test_the_rows_of_too_few_tables_can_be_shared():
         ValueError, match=r"its 1 detectors .* Or shard its 8 rows: by_rows=\['memory/weights'\]\.$"
     ):
         sharding.specs(shapes, mesh)
-    found = sharding.specs(shapes, mesh, by_rows=["memory/weights"])
-    assert found["memory"]["weights"] == P(None, "detectors", None)
+    result = sharding.specs(shapes, mesh, by_rows=["memory/weights"])
+    assert result["memory"]["weights"] == P(None, "detectors", None)

@@ -198,9 +198,9 @@ def test_devices_get_the_keys_that_their_queries_see(name, window):
         in_specs=(of_params, axes, axes),
         out_specs=(axes, of_params),
     )
-    found = jax.jit(sharded)(params, segments, dy)
+    actual = jax.jit(sharded)(params, segments, dy)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, expected
     )
     text = jax.jit(sharded).lower(params, segments, dy).compile().as_text()
     assert "collective-permute" in text

@@ -173,7 +173,7 @@ class Late:
         one = drawn_cases.cotangents(self.case, y)
         several = jax.tree.map(lambda a: jnp.stack([a, -a, 2 * a]), one)
         scan = lambda cts: jax.lax.scan(lambda _, ct: (None, pull(ct)[0]), None, cts)[1]  # noqa: E731
-        found = {
+        actual = {
             "plain": lambda: pull(one)[0],
             "jit": lambda: jax.jit(lambda pull, ct: pull(ct)[0])(pull, one),
             "closure": lambda: jax.jit(lambda ct: pull(ct)[0])(one),
@@ -184,7 +184,7 @@ class Late:
         if how in ("vmap", "scan"):
             expected = jax.tree.map(lambda a: jnp.stack([a, -a, 2 * a]), expected)
         testing.assert_all_close(
-            f"{self.what}, pulled {how}", {**y, **found}, {**self.expected[0], **expected}, None
+            f"{self.what}, pulled {how}", {**y, **actual}, {**self.expected[0], **expected}, None
         )
 
 
@@ -220,7 +220,7 @@ def even(op: str) -> Spec:
 @st.composite
 def placements(draw: Any, case: Any) -> dict[str, PartitionSpec]:
     """Draw the axis of each argument sharded by each mesh axis, if any."""
-    found = {}
+    result = {}
     for name, a in {**case.differentiable, **case.fixed}.items():
         spec: list[str | None] = [None] * np.ndim(a)
         for axis, size in MESH.items():
@@ -228,8 +228,8 @@ def placements(draw: Any, case: Any) -> dict[str, PartitionSpec]:
             at = draw(st.sampled_from((*free[:1], *free, None)))
             if at is not None:
                 spec[at] = axis
-        found[name] = PartitionSpec(*spec)
-    return found
+        result[name] = PartitionSpec(*spec)
+    return result
 
 
 KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
@@ -270,11 +270,11 @@ def test_arguments_on_a_mesh(op, kind):
                 )
                 return y, pull(placed)[0]
 
-            y, found = (
+            y, result = (
                 run(differentiable, fixed, ct) if ct else (_run(case, fixed, differentiable), {})
             )
         testing.assert_all_close(f"{spec} at {at}", y, {n: outputs[n] for n in y})
-        testing.assert_all_close(f"{spec} at {at}", found, {n: cotangents[n] for n in found})
+        testing.assert_all_close(f"{spec} at {at}", result, {n: cotangents[n] for n in result})
 
     check()
 

@@ -196,10 +196,10 @@ def expected_step(
         }
         given |= {"gradient": _Dense(jnp.asarray(gradient)), "weights": jnp.asarray(weights)}
         given |= {"state": jax.tree.map(jnp.asarray, rows[name]), "touched": touched[i]}
-        found = run(definition(lutjax.update_table), given)
+        result = run(definition(lutjax.update_table), given)
         new[f"t{i}"]["weights"], states[name] = (
-            found["new_weights"].astype(t.dtype),
-            found["new_state"],
+            result["new_weights"].astype(t.dtype),
+            result["new_state"],
         )
     return new, states
 

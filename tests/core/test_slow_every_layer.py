@@ -7,14 +7,14 @@ from layer_libraries import assert_outputs_agree
 
 def compared_cases():
     """Return the first case with nontrivial gradients for each layer, variable set and read."""
-    found = {}
+    result = {}
     for name, case in CASES.items():
         spec = case.spec
         kinds = tuple((v.name, v.kind, v.shape) for v in spec.variables())
         without = getattr(spec, "deterministic", False) or getattr(spec, "quantized", False)
         if not (spec.random or without) and any(v.collection == "params" for v in spec.variables()):
-            found.setdefault((case.layer, kinds, getattr(spec, "read", None)), name)
-    return list(found.values())
+            result.setdefault((case.layer, kinds, getattr(spec, "read", None)), name)
+    return list(result.values())
 
 
 @pytest.mark.parametrize("name", compared_cases())

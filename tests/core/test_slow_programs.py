@@ -181,10 +181,10 @@ for first in range(3):
     state, _ = advance(state, first, 1)
 print(advance.programs)
 """
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert found.stdout.split() == ["1"]
+    assert result.stdout.split() == ["1"]
 
 
 @pytest.mark.parametrize("read", [lutjax.reads.SoftSign(), lutjax.reads.PowersOfTwo()], ids=str)
@@ -222,8 +222,8 @@ def test_checks_in_processes_agree_with_checks_in_one(monkeypatch):
     ]
     with _checks.in_processes(_checks.check, keys) as check:
         assert check is not _checks.check
-        found = [check(*key) for key in keys]
-    assert found == [_checks.check(*key) for key in keys]
+        result = [check(*key) for key in keys]
+    assert result == [_checks.check(*key) for key in keys]
     with _checks.in_processes(_checks.check, keys[:1]) as check:
         assert check is _checks.check
 

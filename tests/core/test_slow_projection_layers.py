@@ -93,8 +93,8 @@ def test_factored_gradients_are_those_of_dense_ones(dtype):
 
     for _ in range(2):
         assert_close("loss", step(model, optimizer, X), dense_step(same, X), 1e-5)
-    found, want = (nnx.to_pure_dict(nnx.state(m, nnx.Param)) for m in (model, same))
-    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(want), strict=True):
+    actual, want = (nnx.to_pure_dict(nnx.state(m, nnx.Param)) for m in (model, same))
+    for (path, a), b in zip(jax.tree.leaves_with_path(actual), jax.tree.leaves(want), strict=True):
         assert_close(jax.tree_util.keystr(path), a, b, 1e-5 if dtype == jnp.float32 else 1e-2)
     assert model.tables.weights.dtype == model.tables.log_tau.dtype == jnp.float32
 

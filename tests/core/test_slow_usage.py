@@ -73,7 +73,7 @@ def test_every_look_up():
         name: jnp.ones((T, of_pairs.get(name, 8), 2))
         for name in ("lut", "groups", "sparse", "scored", *of_pairs)
     }
-    found = jax.jit(lutjax.usage(model))(tables, X)
+    actual = jax.jit(lutjax.usage(model))(tables, X)
 
     flat = x.reshape(-1, INPUTS)
     rows = detected(flat, pointwise)
@@ -99,10 +99,10 @@ def test_every_look_up():
         "pairs": count(detected(np.stack(vectors), joint), 16),
         "lookup 1": count(rows, 8),
     }
-    assert set(found) == set(want)
+    assert set(actual) == set(want)
     for name, counts in want.items():
-        assert found[name].counts.dtype == np.int32
-        np.testing.assert_array_equal(found[name].counts, counts, err_msg=name)
+        assert actual[name].counts.dtype == np.int32
+        np.testing.assert_array_equal(actual[name].counts, counts, err_msg=name)
 
 
 def test_libraries():
@@ -117,10 +117,10 @@ def test_libraries():
         count(detected(np.zeros((BATCH, INPUTS)), second), 4),
     ]
 
-    def check(found, names):
-        assert set(found) == set(names)
+    def check(actual, names):
+        assert set(actual) == set(names)
         for name, counts in zip(names, want, strict=True):
-            np.testing.assert_array_equal(found[name].counts, counts)
+            np.testing.assert_array_equal(actual[name].counts, counts)
 
     check(jax.jit(lutjax.usage(model))(x), ["layers/0/weights", "layers/1/weights"])
     check(

@@ -51,10 +51,10 @@ def test_wrong_kernel_fails_and_right_kernel_runs(monkeypatch):
     spec = lutjax.kernel_registry.get("detect_signs", platform="xla", backend="any")
     monkeypatch.setattr(type(spec), "load", lambda self, direction: getattr(wrong, direction))
     forgotten.compiled()
-    found = _checks.check("detect_signs", CPU, "float32")
-    assert found["forward"].state == "fails"
-    assert "differs from the reference" in found["forward"].reason
-    assert found["backward"].state == "runs here"
+    result = _checks.check("detect_signs", CPU, "float32")
+    assert result["forward"].state == "fails"
+    assert "differs from the reference" in result["forward"].reason
+    assert result["backward"].state == "runs here"
     forgotten.compiled()
 
 
@@ -62,8 +62,8 @@ def test_error_of_a_check_becomes_the_reason():
     def fail(program, directions):
         raise ValueError("no such thing")
 
-    found = _checks._each_direction("detect_signs", CPU, "float32", fail, ("a kind",))
-    assert {(c.state, c.kinds, c.reason) for c in found.values()} == {
+    result = _checks._each_direction("detect_signs", CPU, "float32", fail, ("a kind",))
+    assert {(c.state, c.kinds, c.reason) for c in result.values()} == {
         ("fails", ("a kind",), "ValueError: no such thing")
     }
 

@@ -92,11 +92,11 @@ def test_sparse_gradients(library, name, dtype, param_dtype):
 
     @jax.jit
     def both(params):
-        _, found = tables.value_and_grad(loss, tables={"weights"})(params)
+        _, result = tables.value_and_grad(loss, tables={"weights"})(params)
         return (
-            found["weights"].to_dense(),
+            result["weights"].to_dense(),
             jax.grad(loss)(params)["weights"],
-            found["weights"].cotangent,
+            result["weights"].cotangent,
         )
 
     sparse, dense, cotangent = both(params)
@@ -169,6 +169,8 @@ def test_kernels_take_inputs_and_tables_of_two_dtypes(world, op, request):
 
     wanted = run("xla")
     with worlds.of(world, request) as implementation:
-        found = run((implementation, "xla"))
-    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+        actual = run((implementation, "xla"))
+    for (path, a), b in zip(
+        jax.tree.leaves_with_path(actual), jax.tree.leaves(wanted), strict=True
+    ):
         assert_close(f"{op}, {world}: {jax.tree_util.keystr(path)}", a, b, 2**-7)

@@ -59,8 +59,8 @@ def test_threads_that_call_at_the_same_time(name, implementation):
         return all(np.asarray(run(x, weights)).tobytes() == expected.tobytes() for _ in range(20))
 
     pool = concurrent.futures.ThreadPoolExecutor(6)
-    found = [pool.submit(calls) for _ in range(6)]
-    assert all(future.result(SECONDS) for future in found)
+    actual = [pool.submit(calls) for _ in range(6)]
+    assert all(future.result(SECONDS) for future in actual)
     pool.shutdown()
 
 
@@ -90,10 +90,10 @@ def test_a_pullback_while_another_thread_traces_the_forward_rule():
         other = pool.submit(lambda: jax.vjp(lambda x: layer(x, weights), x)[1](jnp.ones_like(y)))
         assert read.begun.wait(SECONDS)
         try:
-            found = pull(jnp.ones_like(y))
+            result = pull(jnp.ones_like(y))
         finally:
             read.goes_on.set()
-        np.testing.assert_array_equal(other.result(SECONDS)[0], found[0])
+        np.testing.assert_array_equal(other.result(SECONDS)[0], result[0])
 
 
 @pytest.mark.slow

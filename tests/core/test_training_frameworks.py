@@ -149,10 +149,10 @@ OWN = {
 
 
 def leaf(tree, name):
-    found = jax.tree_util.tree_leaves_with_path(
+    result = jax.tree_util.tree_leaves_with_path(
         tree, is_leaf=lambda g: isinstance(g, tables.TableGradient)
     )
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): a for path, a in found}[name]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): a for path, a in result}[name]
 
 
 @pytest.mark.parametrize("library", OWN)

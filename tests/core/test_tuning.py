@@ -221,9 +221,9 @@ def test_kernels_that_take_a_launch_are_declared(interpreted, op, sizes):
     asked = set()
     for size in sizes:
         for program in testing.programs(testing.case(op, size), "triton").values():
-            with tuning.recorded() as found:
+            with tuning.recorded() as result:
                 jax.eval_shape(program.function, *program.shapes())
-            asked |= {a.kernel for a in found}
+            asked |= {a.kernel for a in result}
     assert f"{op}.forward" in asked <= set(lutjax.kernel_registry.launchable())
 
 
@@ -473,16 +473,18 @@ class TestSlow:
 
     def test_kernels_of_shapes(self, interpreted):
         sequence = [shapes.parse("seq:1,3,4,2,1,0")] * 2
-        found = [k for k in search.kernels(sequence, ("float32",)) if "attention" in k.asked.kernel]
-        parts = {k.asked.kernel.partition(".")[2]: k.part for k in found}
+        actual = [
+            k for k in search.kernels(sequence, ("float32",)) if "attention" in k.asked.kernel
+        ]
+        parts = {k.asked.kernel.partition(".")[2]: k.part for k in actual}
         assert {n: part.in_place for n, part in parts.items()} == {
             "forward": False,
             "margins": False,
             "table": True,
         }
-        sizes = {f"{name} {size}" for name, size in found[0].asked.sizes.items()}
+        sizes = {f"{name} {size}" for name, size in actual[0].asked.sizes.items()}
         assert {"samples 1", "queries 3", "keys 3", "detectors 2"} <= sizes
-        assert set(str(found[0]).split(", ")) == {"lookup_attention.forward", *sizes}
+        assert set(str(actual[0]).split(", ")) == {"lookup_attention.forward", *sizes}
         gates = search.kernels([shapes.parse(text) for text in GATES], ("float32",))
         ops = [k.asked.kernel.partition(".")[0] for k in gates]
         assert [ops.count(op) for op in dict.fromkeys(ops)] == [*GATES.values()]

@@ -21,23 +21,23 @@ def anchors(n, inputs=INPUTS, seed=2):
 
 def test_statistics_by_loops():
     counts = np.array([[5, 0, 2, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 7, 0, 0]])
-    found = lutjax.Usage(jnp.asarray(counts, jnp.int32))
+    result = lutjax.Usage(jnp.asarray(counts, jnp.int32))
     for t, table in enumerate(counts):
         shares = [c / sum(table) for c in table if c]
-        assert found.reads[t] == sum(table)
-        assert found.never_read[t] == 4 - len(shares)
+        assert result.reads[t] == sum(table)
+        assert result.never_read[t] == 4 - len(shares)
         np.testing.assert_allclose(
-            found.entropy[t], -sum(p * np.log2(p) for p in shares), rtol=1e-12
+            result.entropy[t], -sum(p * np.log2(p) for p in shares), rtol=1e-12
         )
-        assert found.largest_share[t] == max(shares, default=0)
-    assert not np.signbit(found.entropy).any()
-    twice = found + found
+        assert result.largest_share[t] == max(shares, default=0)
+    assert not np.signbit(result.entropy).any()
+    twice = result + result
     np.testing.assert_array_equal(twice.counts, 2 * counts)
-    np.testing.assert_array_equal(twice.entropy, found.entropy)
+    np.testing.assert_array_equal(twice.entropy, result.entropy)
     (table,) = reports.tables({"a": twice})
     assert (table.tables, table.rows, table.reads, table.never_read) == (4, 4, 38, 8)
     assert "never read 8 of 16 rows" in table.line()
-    assert json.loads(json.dumps(table.entropy)) == found.entropy.tolist()
+    assert json.loads(json.dumps(table.entropy)) == result.entropy.tolist()
 
 
 def test_counts_beyond_int32_are_refused(monkeypatch):

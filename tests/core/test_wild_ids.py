@@ -83,10 +83,10 @@ def run(op, function, ids, **options):
     @jax.jit
     def results(ids):
         def floats(differentiable):
-            found = case.call(
+            result = case.call(
                 functools.partial(function, **options), {**differentiable, **case.fixed, **ids}
             )
-            return {name: y for name, y in found.items() if jnp.issubdtype(y.dtype, jnp.floating)}
+            return {name: y for name, y in result.items() if jnp.issubdtype(y.dtype, jnp.floating)}
 
         y, pull = jax.vjp(floats, case.differentiable)
         return {**y, **pull(jax.tree.map(jnp.cos, y))[0]}

@@ -54,19 +54,19 @@ def inputs_of(case: Case, bits: bool = False) -> jax.Array:
 
 # ------------------------------------------------------------------------------------- drawn once
 def depends(widths: list[int], arity: int) -> list[int]:
-    found, seen = [], [{i} for i in range(widths[0])]
+    result, seen = [], [{i} for i in range(widths[0])]
     for n_inputs, n_gates in itertools.pairwise(widths):
         wires = np.asarray(wiring.butterfly(None, n_inputs, n_gates, arity))
         seen = [set().union(*(seen[i] for i in gate)) for gate in wires.tolist()]
-        found.append(min(map(len, seen)))
-    return found
+        result.append(min(map(len, seen)))
+    return result
 
 
 @pytest.mark.parametrize(("width", "arity"), [(8, 2), (13, 2), (27, 3), (30, 3), (64, 4), (5, 1)])
 def test_butterfly_reaches_all_inputs(width, arity):
     layers = math.ceil(math.log(width, arity) - 1e-9) if arity > 1 else 3
-    found = depends([width] * (layers + 1), arity)
-    assert found == [min(arity**k, width) for k in range(1, layers + 1)]
+    result = depends([width] * (layers + 1), arity)
+    assert result == [min(arity**k, width) for k in range(1, layers + 1)]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def scores_gradient(case: Case, arrays: Any, x: np.ndarray, dy: np.ndarray) -> n
     _, back = jax.vjp(lambda x: fixed.spec({**trained, "wires": alone}, x), read)
     slopes = np.asarray(back(jnp.asarray(dy))[0], np.float64).reshape(n_gates, arity, batch)
     size = min(batch // n_candidates, 64)
-    found = np.zeros_like(scores)
+    result = np.zeros_like(scores)
     temperature = case.options.get("temperature", 1.0)
     for g in range(n_gates):
         for i in range(arity):
@@ -256,8 +256,8 @@ def scores_gradient(case: Case, arrays: Any, x: np.ndarray, dy: np.ndarray) -> n
                     )
             shares = np.exp(scores[g, i] / temperature)
             shares /= shares.sum()
-            found[g, i] = shares * (gains - shares @ gains) / temperature
-    return found
+            result[g, i] = shares * (gains - shares @ gains) / temperature
+    return result
 
 
 SIZES = [("gates", None), ("gates", 2), ("tables", 2), ("signs_of_all", None)]

@@ -24,9 +24,9 @@ HERE = Path(__file__).parent
 
 def package(name: str, folder: Path) -> None:
     """Make package modules importable without their own imports, such as CUDA extensions or newer Python syntax."""
-    found = types.ModuleType(name)
-    found.__path__ = [str(folder)]
-    sys.modules[name] = found
+    result = types.ModuleType(name)
+    result.__path__ = [str(folder)]
+    sys.modules[name] = result
 
 
 def record(

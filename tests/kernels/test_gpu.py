@@ -216,11 +216,11 @@ def test_a_part_of_tables_moves_by_itself(first, within):
         part, _ = lutjax.update_table(part, gradient, 0.001)
         return tables.at[first : first + 8].set(part) if within else part
 
-    found = {}
+    result = {}
     for implementation in ("triton", "xla"):
         with lutjax.use_implementation(implementation):
-            found[implementation] = jax.jit(moved)(tables)
-    np.testing.assert_allclose(found["triton"], found["xla"], rtol=1e-4, atol=1e-5)
+            result[implementation] = jax.jit(moved)(tables)
+    np.testing.assert_allclose(result["triton"], result["xla"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("shape", "sizes"), [
@@ -340,12 +340,12 @@ def test_layers_read_and_learn_as_when_the_cpu_reads(kind, monkeypatch):
         def step(layer):
             return training.value_and_grad(loss, host=True)(layer)
 
-        found = []
+        result = []
         for _ in range(4):
             value, (_, of_host) = step(layer)
             training.update_host(layer, of_host, 0.1)
-            found.append(float(value))
-        return found
+            result.append(float(value))
+        return result
 
     by_gpu = losses()
     monkeypatch.setattr(_registered, "driver", lambda: None)
@@ -470,13 +470,13 @@ def test_attention_agrees_with_xla(standard_promotion, name, dtype):
 
     program = both.lower(query, key, value).compile().as_text()
     assert ("cudnn" in program) == (shape[1] % 2 == 0)
-    found = both(query, key, value)
+    result = both(query, key, value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_attention, "unsupported_reason", lambda *_, **__: "not here")
         exact = jax.jit(lambda *a: both.__wrapped__(*a))(
             *(a.astype(jnp.float32) for a in (query, key, value))
         )
-    for a, b in zip(found, exact, strict=True):
+    for a, b in zip(result, exact, strict=True):
         rounding = 4 * float(jnp.finfo(dtype).eps) * float(jnp.abs(b).max())
         np.testing.assert_allclose(a.astype(jnp.float32), b, rtol=0, atol=rounding)
 

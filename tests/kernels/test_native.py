@@ -48,8 +48,8 @@ def registry(monkeypatch):
     """Return a registry with an installed package for this function."""
 
     def make(register):
-        found = {"kernels": [Package(register)]}
-        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found[group])
+        result = {"kernels": [Package(register)]}
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: result[group])
         registry = KernelRegistry(entry_points="kernels")
         registry.register_op("double", "math")
         return registry
@@ -74,7 +74,7 @@ def test_installed_packages_join_when_kernels_are_wanted(registry):
 
 
 def test_no_thread_goes_on_before_all_have_joined(registry):
-    begun, found = threading.Event(), []
+    begun, result = threading.Event(), []
 
     def register(registry):
         begun.set()
@@ -86,13 +86,13 @@ def test_no_thread_goes_on_before_all_have_joined(registry):
 
     def ask():
         begun.wait()
-        found.extend(one.candidates("double"))
+        result.extend(one.candidates("double"))
 
     other = threading.Thread(target=ask)
     other.start()
     one.candidates("double")
     other.join()
-    assert [spec.platform for spec in found] == ["native"]
+    assert [spec.platform for spec in result] == ["native"]
 
 
 def test_a_package_that_fails_is_named_every_time(registry):
@@ -320,10 +320,10 @@ def test_loops_in_loops_end():
     )
     for threads in (*THREADS, 0):
         with _native.use_threads(threads):
-            found = np.asarray(jax.jit(whole)())
-        assert found.shape == (len(devices), 3, 2)
-        assert (found[..., 1] == n * n).all()
-        assert (found[..., 0] == threads).all() or threads == 0
+            result = np.asarray(jax.jit(whole)())
+        assert result.shape == (len(devices), 3, 2)
+        assert (result[..., 1] == n * n).all()
+        assert (result[..., 0] == threads).all() or threads == 0
 
 
 SIZES = """

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def close(found, expected):
-    for a, b in zip(found, expected, strict=True):
+def close(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max(initial=1e-30))
 
 
@@ -84,10 +84,10 @@ def test_words_of_any_number(n):
         jax.random.bernoulli(key, shape=(23, 2**n)),
         jax.random.randint(key, (23, n), 0, 11),
     )
-    found, expected = (
+    actual, expected = (
         lutjax.packed_lut(words, truth, wires, implementation=i) for i in ("native", "xla")
     )
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_the_step_of_an_automaton_on_a_mesh():
@@ -124,15 +124,15 @@ def same_bits(run, *args, lowest_level=0):
         -1:
     ]:
         with _native.use_level(level):
-            found = []
+            result = []
             for n in (1, 2, 7):
                 with _native.use_threads(n):
-                    found.append([np.asarray(a) for a in jax.block_until_ready(run(*args))])
-            for other in found[1:]:
+                    result.append([np.asarray(a) for a in jax.block_until_ready(run(*args))])
+            for other in result[1:]:
                 assert all(
-                    a.tobytes() == b.tobytes() for a, b in zip(found[0], other, strict=True)
+                    a.tobytes() == b.tobytes() for a, b in zip(result[0], other, strict=True)
                 ), level
-    return found[0]
+    return result[0]
 
 
 @pytest.mark.parametrize(("batch", "n_outputs"), [(197, 9), (4609, 1), (64, 40), (0, 3)])
@@ -192,10 +192,10 @@ def test_inputs_beyond_the_caches(op, batch, shared):
     if op == "packed_lut":
         words = jax.random.bits(keys[1], (n_inputs, batch), jnp.uint32)
         truth = jax.random.bernoulli(keys[2], shape=(n_gates, 4))
-        found, expected = (
+        actual, expected = (
             lutjax.packed_lut(words, truth, wires, implementation=i) for i in ("native", "xla")
         )
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)
         return
     x, dy = (
         jax.random.normal(keys[1], (n_inputs, batch)),
@@ -207,5 +207,5 @@ def test_inputs_beyond_the_caches(op, batch, shared):
 
     native = jax.jit(lambda: gates(op, x, parameters, wires, dy, "native"))
     every_level = op == "bilinear_gates" and shared == 1
-    found = same_bits(native, lowest_level=0 if every_level else 2)
-    close(found, gates(op, x, parameters, wires, dy, "xla"))
+    actual = same_bits(native, lowest_level=0 if every_level else 2)
+    close(actual, gates(op, x, parameters, wires, dy, "xla"))

@@ -51,8 +51,8 @@ def differentiated(read, implementation, n, groups, each, bits, outputs, keep, d
     return run(arrays, dy)
 
 
-def close(found, expected, rounding):
-    for a, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def close(actual, expected, rounding):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         a, e = (np.asarray(v, np.float64) for v in (a, e))
         np.testing.assert_allclose(a, e, rtol=0, atol=rounding * np.abs(e).max())
 
@@ -118,14 +118,14 @@ def test_few_samples_are_as_among_many(read, sizes, sums):
     run = jax.jit(lambda x: layer(x, "native"))
     for level in _native.levels():
         with _native.use_level(level):
-            found = []
+            actual = []
             for threads in (1, 2, 7):
                 with _native.use_threads(threads):
-                    found.append(np.asarray(run(x)))
+                    actual.append(np.asarray(run(x)))
         np.testing.assert_allclose(
-            found[0], expected, rtol=0, atol=2e-5 * np.nanmax(np.abs(expected))
+            actual[0], expected, rtol=0, atol=2e-5 * np.nanmax(np.abs(expected))
         )
-        assert all(other.tobytes() == found[0].tobytes() for other in found)
+        assert all(other.tobytes() == actual[0].tobytes() for other in actual)
 
 
 def test_a_read_of_your_own_is_left_to_plain_jax():
@@ -147,8 +147,8 @@ def test_more_inputs_than_places_in_int32_are_left_to_plain_jax():
     weights = jnp.ones((1, 2, 4))
     for n, chosen in ((2**25 - 1, "native"), (2**25, "xla")):
         x = jax.ShapeDtypeStruct((1, n), jnp.float32)
-        found = lutjax.explain("scored_lut", x, weights, anchors, {}, read=read)
-        lines = [line for line in found.splitlines() if line.endswith(": chosen")]
+        result = lutjax.explain("scored_lut", x, weights, anchors, {}, read=read)
+        lines = [line for line in result.splitlines() if line.endswith(": chosen")]
         assert lines
         assert all(line.strip().startswith(chosen) for line in lines)
-    assert f"at most {2**25 - 1} inputs, not {2**25}" in found
+    assert f"at most {2**25 - 1} inputs, not {2**25}" in result

@@ -95,10 +95,10 @@ def test_packed_words_on_tensor_cores():
     x = jnp.asarray(rng.integers(0, 2**32, (5, 3), dtype=np.uint32))
     truth = jnp.asarray(rng.integers(0, 2, (21, 4)).astype(bool))
     wires = jnp.asarray(rng.integers(-3, 9, (21, 2)), jnp.int32)
-    found, expected = (
+    actual, expected = (
         lutjax.packed_lut(x, truth, wires, implementation=i) for i in ("pallas", "xla")
     )
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
 
 
 # ------------------------------------------------------------------------------------- lowered
@@ -248,8 +248,8 @@ def test_slopes_at_addresses():
     set_bits = np.arange(8)[None] >> np.arange(3)[:, None] & 1
     softened = [jnp.tile(jnp.where(b == 1, 0.75, 0.25)[None], (3, 1)) for b in set_bits]
     expected = jnp.stack(_slot_polynomials.slopes(table, softened), 1) / 2
-    found = _slot_polynomials.slopes_at_addresses(table).reshape(expected.shape)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    actual = _slot_polynomials.slopes_at_addresses(table).reshape(expected.shape)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------- which calls
@@ -262,8 +262,8 @@ def test_names_of_devices():
         "TPU v5p": "v5p",
     }
     kinds |= {"TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU v7x": "v7x", "TPU7x": "v7x"}
-    found = {kind: _tpus.generation(Device(lutjax.Backend.TPU, kind)).name for kind in kinds}
-    assert found == kinds
+    result = {kind: _tpus.generation(Device(lutjax.Backend.TPU, kind)).name for kind in kinds}
+    assert result == kinds
     assert _tpus.generation(Device(lutjax.Backend.TPU, "TPU v3")) is None
     assert _tpus.generation(Device(lutjax.Backend.CPU, "cpu")) is None
 
@@ -528,8 +528,8 @@ OTHER_DEVICES = [
 )  # fmt: skip
 def test_which_calls_come_first(monkeypatch, kind, call, direction, why):
     pretend_triton_runs(monkeypatch)
-    found = reason(kind, *call, direction)
-    assert found is None if why is None else why in found
+    result = reason(kind, *call, direction)
+    assert result is None if why is None else why in result
 
 
 def reason(kind, call, output, direction="forward"):

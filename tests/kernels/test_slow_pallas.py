@@ -172,9 +172,9 @@ def test_detect_in_blocks(batch, monkeypatch):
     x = values(rng, batch, 3)
     anchors = jnp.asarray(rng.integers(-9, 9, (3, 2, 2)), jnp.int32).at[0, 0, 0].set(2**31 - 1)
     check_plain_jax(lambda i, x: lutjax.detect(x, anchors, implementation=i, epsilon=0.5).margin, x)
-    found, expected = (lutjax.detect(x, anchors, implementation=i) for i in ("pallas", "xla"))
-    np.testing.assert_array_equal(found.index, expected.index)
-    np.testing.assert_array_equal(found.flip, expected.flip)
+    actual, expected = (lutjax.detect(x, anchors, implementation=i) for i in ("pallas", "xla"))
+    np.testing.assert_array_equal(actual.index, expected.index)
+    np.testing.assert_array_equal(actual.flip, expected.flip)
 
 
 @pytest.mark.parametrize(("start", "window", "segments"), [
@@ -312,8 +312,8 @@ def test_counts_interpreted_for_gpus(monkeypatch, positions, start):
 
     def add_ones(table, cells):
         places = jax.lax.broadcasted_iota(jnp.int32, (cells.shape[0], table.shape[0]), 1)
-        found = (cells[:, None] == places).astype(jnp.int32)
-        table[...] = table[...] + jnp.sum(found, 0, dtype=jnp.int32)
+        actual = (cells[:, None] == places).astype(jnp.int32)
+        table[...] = table[...] + jnp.sum(actual, 0, dtype=jnp.int32)
 
     monkeypatch.setattr(_counts, "_add_ones", add_ones)
     monkeypatch.setattr(_mosaic_launch, "load", lambda reference, layout: reference[...])

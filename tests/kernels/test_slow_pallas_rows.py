@@ -111,10 +111,10 @@ def test_rows_with_a_coefficient_of_0_are_not_read():
         options = {"read": read, "implementation": implementation}
         return lutjax.scored_lut(x, weights, anchors, read.initial(), **options)
 
-    found, expected = jax.jit(lambda: (run("pallas"), run("xla")))()
-    np.testing.assert_array_equal(found, expected)
-    assert np.isinf(found[3]).all()
-    assert (found[4] == 0).all()
+    actual, expected = jax.jit(lambda: (run("pallas"), run("xla")))()
+    np.testing.assert_array_equal(actual, expected)
+    assert np.isinf(actual[3]).all()
+    assert (actual[4] == 0).all()
 
 
 @mosaic
@@ -147,9 +147,9 @@ def test_samples_to_the_end_of_a_program_have_no_gradient():
                 given["x"], given["weights"], anchors, given["scalars"], **options
             ).sum()
 
-        found = jax.grad(total)({"x": x, "weights": weights, "scalars": read.initial()})
-        return {"x": found["x"], "weights": found["weights"], **found["scalars"]}
+        actual = jax.grad(total)({"x": x, "weights": weights, "scalars": read.initial()})
+        return {"x": actual["x"], "weights": actual["weights"], **actual["scalars"]}
 
-    found, expected = jax.jit(lambda: (gradients("pallas"), gradients("xla")))()
-    testing.assert_all_close("gradients", found, expected)
-    assert all(np.isfinite(a).all() for a in found.values())
+    actual, expected = jax.jit(lambda: (gradients("pallas"), gradients("xla")))()
+    testing.assert_all_close("gradients", actual, expected)
+    assert all(np.isfinite(a).all() for a in actual.values())

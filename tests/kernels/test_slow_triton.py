@@ -245,12 +245,12 @@ def test_layers_whose_rows_lie_in_the_host():
     )
     x = np.random.default_rng(1).normal(size=(3, 6)).astype(np.float32)
     gradients = jax.jit(jax.grad(lambda x: layer(x).sum()))
-    found = gradients(x), nnx.jit(lambda layer: layer(x))(layer)
+    actual = gradients(x), nnx.jit(lambda layer: layer(x))(layer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_registered, "driver", lambda: None)
         jax.clear_caches()
         expected = gradients(x), nnx.jit(lambda layer: layer(x))(layer)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 # ------------------------------------------------------------------------------------- compiled
@@ -333,10 +333,10 @@ def test_a_step_of_the_automaton_is_two_networks(launches):
     config = LogicCAConfig(channels=2, kernels=2, perception=(8, 4, 2), update=(520, 40, 2))
     grids = jax.ShapeDtypeStruct((3, 8, 8, 2), jnp.float32)
     triton_compiler.trace_layer(lambda rngs: LogicCA(config, rngs=rngs), grids, n_steps=3)
-    found = {
+    result = {
         (key[0].fn.__name__, vars(common["c"])["LAYERS"].value) for key, common in launches.items()
     }
-    assert found == {("_apply", 3), ("_reduce", 3)}
+    assert result == {("_apply", 3), ("_reduce", 3)}
     triton_compiler.check_compilation(launches)
 
 
@@ -353,6 +353,6 @@ FIELDS = {"groups": (2, 2), "receptive": 3, "projective": 2}
 ], ids=["conv", "windows", "fields"])  # fmt: skip
 def test_layers_over_images_compile(make, launches):
     triton_compiler.trace_layer(make, jax.ShapeDtypeStruct((512, 6, 6, 4), jnp.float32))
-    found = {kernel.fn.__name__ for kernel, _ in launches}
-    assert found == {"_sum_rows", "_multiply_and_add_rows", "_sort", "_collect"}
+    result = {kernel.fn.__name__ for kernel, _ in launches}
+    assert result == {"_sum_rows", "_multiply_and_add_rows", "_sort", "_collect"}
     triton_compiler.check_compilation(launches)

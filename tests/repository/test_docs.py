@@ -128,7 +128,7 @@ def test_the_table_of_ops_is_that_of_kernel_modules():
     assert [op for op, _ in rows] == list(REGISTERED)
     for op, cells in rows:
         expected = [op in ops for ops in (NATIVE, TRITON, MOSAIC, TENSORCORE, UPDATED)]
-        assert cells.split(" | ") == ["yes" if found else "—" for found in expected], op
+        assert cells.split(" | ") == ["yes" if actual else "—" for actual in expected], op
 
 
 def test_figures_of_gpus_are_rows_of_the_appendix():
@@ -184,9 +184,9 @@ def test_sentences_about_ops_are_those_of_kernel_modules():
     }  # fmt: skip
     text = "\n".join(" ".join(page.read_text(encoding="utf-8").split()) for page in PAGES)
     for pattern, listed in sentences.items():
-        found = re.findall(pattern.replace(".*", "[^.|]*?"), text)
-        assert found, pattern
-        assert set(found) == {listed}, pattern
+        result = re.findall(pattern.replace(".*", "[^.|]*?"), text)
+        assert result, pattern
+        assert set(result) == {listed}, pattern
     # A list in the text by which the page on TPUs describes each kernel, and what calls say of their tables.
     rows = re.findall(
         r"^\| ((?:`\w+`(?:, )?)+) \|",
@@ -326,7 +326,7 @@ def test_sources_exist():
     """Check that each docstring "Source:" line names an existing page and its sections."""
     pages = [page for page in PAGES if page.parent == ROOT / "docs"]
     sections = {page.name: set(SECTION.findall(page.read_text())) for page in pages}
-    found = 0
+    result = 0
     for path in pathlib.Path(lutjax.__file__).parent.rglob("*.py"):
         for source, following in re.findall(r"Source: (.*)(?:\n *(.*))?", path.read_text()):
             assert following in ("", '"""'), (
@@ -337,8 +337,8 @@ def test_sources_exist():
                 assert parts, f"{path}: {source}"
                 page, *numbers = parts.groups()
                 assert {n for n in numbers if n} <= sections.get(page, set()), f"{path}: {source}"
-                found += 1
-    assert found >= 60
+                result += 1
+    assert result >= 60
 
 
 def test_hashes_of_ngrams_are_those_of_the_page():

@@ -68,12 +68,12 @@ def test_private_uses_are_found(text: str, found: list[str]) -> None:
 
 
 def test_the_layers_use_only_public_names_of_lower_layers() -> None:
-    found = []
+    result = []
     for path in (ROOT / "lutjax").rglob("*.py"):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         if level(module) > 0:
-            found += [
+            result += [
                 f"{module}: {name}"
                 for name in private_uses(module, path.read_text(encoding="utf-8"))
             ]
-    assert not found, "make these names public, or move them"
+    assert not result, "make these names public, or move them"

@@ -27,7 +27,7 @@ def test_a_module_that_touches_a_device_is_not_collected(tmp_path):
         "--rootdir",
         ".",
     ]
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pytest", *options],
         env={
             **os.environ,
@@ -38,9 +38,9 @@ def test_a_module_that_touches_a_device_is_not_collected(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert "1 passed, 1 error" in found.stdout, found.stdout
-    assert "test_early.py:3" in found.stdout
-    assert "Unable to initialize backend 'none while tests are collected'" in found.stdout
+    assert "1 passed, 1 error" in result.stdout, result.stdout
+    assert "test_early.py:3" in result.stdout
+    assert "Unable to initialize backend 'none while tests are collected'" in result.stdout
 
 
 @pytest.mark.parametrize(("markers", "expected"), [

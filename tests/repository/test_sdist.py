@@ -95,8 +95,8 @@ def test_what_is_installed_from_it_passes_its_tests(tmp_path):
             tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
         )
     (unpacked,) = (path.parent for path in tmp_path.glob("lutjax-*/pyproject.toml"))
-    found = run(python, "-P", "-c", "import lutjax; print(lutjax.__file__)", cwd=unpacked)
-    assert pathlib.Path(found.strip()).is_relative_to(own)
+    result = run(python, "-P", "-c", "import lutjax; print(lutjax.__file__)", cwd=unpacked)
+    assert pathlib.Path(result.strip()).is_relative_to(own)
     tests = [unpacked / "tests" / name for name in SELECTION]
     out = run(python, "-P", "-m", "pytest", "-q", "-n", "0", "-k", SELECTED, *tests, cwd=unpacked)
     assert " passed" in out

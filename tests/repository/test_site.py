@@ -45,18 +45,18 @@ def names_of_toctrees(page):
 
 
 def test_every_page_is_in_the_index():
-    found = {path.relative_to(DOCS).with_suffix("").as_posix() for path in SOURCES}
+    result = {path.relative_to(DOCS).with_suffix("").as_posix() for path in SOURCES}
     named = [name for path in SOURCES for name in names_of_toctrees(path)]
     assert len(set(named)) == len(named), "a page is named twice"
-    assert set(named) == found - {"index"}
+    assert set(named) == result - {"index"}
 
 
 def listed():
     """Count each full name in the reference pages."""
     blocks = (
-        found
+        result
         for path in (DOCS / "reference" / "api").glob("*.md")
-        for found in content.BLOCK.finditer(path.read_text(encoding="utf-8"))
+        for result in content.BLOCK.finditer(path.read_text(encoding="utf-8"))
     )
     return Counter(f"{b[2]}.{name}" for b in blocks if b[1] == "api" for name in b[3].split())
 
@@ -141,7 +141,7 @@ def headings(path):
 
 
 def test_links_lead_somewhere():
-    found = 0
+    result = 0
     for path in [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
         *SOURCES,
@@ -149,12 +149,12 @@ def test_links_lead_somewhere():
         text = re.sub(r"```.*?```|`[^`]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         for name, heading in re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", text):
             target = (path.parent / name).resolve() if name else path
-            found += 1
+            result += 1
             if target.parent.name == "play":  # the site copies these pages
                 target = DOCS / "gallery" / "pages" / "play" / target.name
             assert target.exists(), (path, name)
             assert not heading or heading in headings(target), (path, name, heading)
-    assert found > 60
+    assert result > 60
 
 
 def test_there_is_one_version():
@@ -210,7 +210,7 @@ def test_what_not_everybody_can_read_is_found(accessibility):
     page = "<!DOCTYPE html><html lang='en'><title>A</title><h1>A</h1>{}"
     good = "<h2>B</h2><img src='a.png' alt='a'><a href='b'><img src='c' alt='c'></a><label>D<input></label>"
     assert accessibility.problems(page.format(good)) == []
-    for fault, found in {
+    for fault, result in {
         "<h3>B</h3>": "a heading of level 3 follows one of level 1",
         "<h1>B</h1>": "2 headings of the first level",
         "<img src='a.png'>": "no alt text: a.png",
@@ -220,7 +220,7 @@ def test_what_not_everybody_can_read_is_found(accessibility):
         "<input type='range'>": "a field without a name: {'type': 'range'}",
         "<p id='b'><p id='b'>": "the id b is there 2 times",
     }.items():
-        assert accessibility.problems(page.format(fault)) == [found]
+        assert accessibility.problems(page.format(fault)) == [result]
     assert accessibility.problems("<html><h1>A</h1>") == [
         "the page has no language",
         "the page has no title",
@@ -286,7 +286,7 @@ class TestSlow:
         pages = accessibility.pages(html)
         assert len(pages) > len(SOURCES)
         wrong = {path: accessibility.problems(path.read_text(encoding="utf-8")) for path in pages}
-        assert {path: found for path, found in wrong.items() if found} == {}
+        assert {path: result for path, result in wrong.items() if result} == {}
         cells = re.findall(
             r'<td class="support support-([\w -]+)"><p>(\w+)', (html / "status.html").read_text()
         )
@@ -316,4 +316,4 @@ class TestSlow:
                 name: list(accessibility.opened(browser, html / f"{name}.html", axe))
                 for name in accessibility.READ
             }
-        assert {name: found for name, found in wrong.items() if found} == {}
+        assert {name: result for name, result in wrong.items() if result} == {}

@@ -218,8 +218,8 @@ class Browser:
             "application",
         }
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
-        found = [node for node in nodes if node.get("role", {}).get("value") in controls]
-        return [node.get("name", {}).get("value") for node in found]
+        result = [node for node in nodes if node.get("role", {}).get("value") in controls]
+        return [node.get("name", {}).get("value") for node in result]
 
     def resize(self, width, height, *, dark=False, mobile=False):
         """Set the window size in pixels and the preferred color scheme."""
@@ -236,16 +236,16 @@ class Browser:
     def problems(self):
         """Return the page's errors and warnings, and its external network requests."""
         self.run("0")  # what came until now
-        found = []
+        result = []
         for event in self.events:
             method, parameters = event.get("method"), event.get("params", {})
             if method == "Runtime.exceptionThrown":
-                found.append(parameters["exceptionDetails"])
+                result.append(parameters["exceptionDetails"])
             elif method == "Log.entryAdded" and parameters["entry"]["level"] in (
                 "error",
                 "warning",
             ):
-                found.append(parameters["entry"])
+                result.append(parameters["entry"])
             elif method == "Network.requestWillBeSent" and parameters.get("type") != "Document":
-                found.append(parameters["request"]["url"])
-        return found
+                result.append(parameters["request"]["url"])
+        return result

@@ -63,13 +63,13 @@ def _as_slow(case):
 
 def _find_named(values, names, ids):
     """Pair each case with True if its id is among the names; raise if a name matches no id."""
-    found = [_as_case(case) for case in values]
+    result = [_as_case(case) for case in values]
     if ids is None or callable(ids):
-        ids = [case.id or "-".join(_id_of(value, ids) for value in case.values) for case in found]
+        ids = [case.id or "-".join(_id_of(value, ids) for value in case.values) for case in result]
     ids = list(ids)
     if unknown := sorted(set(names) - set(ids)):
         raise ValueError(f"names: there are no cases {unknown}. Choose from {ids}.")
-    return [(case, name in names) for case, name in zip(found, ids, strict=True)]
+    return [(case, name in names) for case, name in zip(result, ids, strict=True)]
 
 
 def _id_of(value, ids):
@@ -196,7 +196,7 @@ def in_dtypes(direction="forward", first_only=False):
     Args:
       first_only: use only the first tagged size, and leave ops with long compilation to the slow suite.
     """
-    found = []
+    result = []
     for values in at_sizes(
         lambda module: module.tagged(Tag.DTYPES)[: 1 if first_only else None], direction
     ):
@@ -206,8 +206,8 @@ def in_dtypes(direction="forward", first_only=False):
                 continue  # no kernels for it, as `explain` says
             one = (op, implementation, shape, dtype)
             is_slow = is_slow or (first_only and testing.cases_of(op).is_slow)
-            found.append(slow(*one) if is_slow or dtype == "float16" else one)
-    return found
+            result.append(slow(*one) if is_slow or dtype == "float16" else one)
+    return result
 
 
 def values_of(values):

@@ -7,7 +7,7 @@ import numpy as np
 
 def largest_collective(compiled):
     """Return the largest collective result in a compiled program in bytes, or 0 without collectives."""
-    found = re.findall(
+    result = re.findall(
         r"= (.*?) (?:all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)\(",
         compiled.as_text(),
     )
@@ -15,7 +15,7 @@ def largest_collective(compiled):
     return max(
         (
             sizes[kind] * int(np.prod([int(n) for n in shape.split(",") if n]))
-            for shapes in found
+            for shapes in result
             for kind, shape in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
         ),
         default=0,

@@ -55,6 +55,6 @@ class Machine:
     def step(self, inputs):
         """Advance by one cycle and return the outputs before its end, as words by bit name."""
         rows = [inputs.get(name, np.zeros(self.n_words, np.uint64)) for name in self.inputs]
-        found = self.cycle.evaluate(np.vstack([*rows, self.state]))
-        self.state = found[len(self.outputs) :]
-        return dict(zip(self.outputs, found[: len(self.outputs)], strict=True))
+        result = self.cycle.evaluate(np.vstack([*rows, self.state]))
+        self.state = result[len(self.outputs) :]
+        return dict(zip(self.outputs, result[: len(self.outputs)], strict=True))

@@ -61,20 +61,20 @@ def evaluate(
         for n, axes in case.axes.items()
         if axes.batch is not None and n in arrays
     )
-    found = []
+    result = []
     for sample in range(n_samples):
         own = {n: _at(a, case.axes[n].batch, sample) for n, a in arrays.items()}
         ct = {n: _at(_wide(a), case.output_axes[n].batch, sample) for n, a in cotangents.items()}
-        found.append((own, _evaluate_sample(case, op, code, own, ct)))
+        result.append((own, _evaluate_sample(case, op, code, own, ct)))
     outputs = {
-        n: np.stack([each[n] for _, each in found], axes.batch) if found else None
+        n: np.stack([each[n] for _, each in result], axes.batch) if result else None
         for n, axes in case.output_axes.items()
     }
     results: Arrays = {}
     for n, a in case.differentiable.items() if cotangents else ():
         batch, each = (
             case.axes[n].batch,
-            [of[_cotangent_name(of, n)].reshape(own[n].shape) for own, of in found],
+            [of[_cotangent_name(of, n)].reshape(own[n].shape) for own, of in result],
         )
         results[n] = (
             (np.sum(each, 0) if batch is None else np.stack(each, batch))
@@ -101,7 +101,7 @@ def _cotangent_name(names: Mapping[str, Any], argument: str) -> str:
 
 def _evaluate_sample(case: Case, op: Any, code: str, arrays: Arrays, cotangents: Arrays) -> Arrays:
     """Run an op's definition on one sample and return the assigned names."""
-    found: Arrays = {}
+    result: Arrays = {}
 
     def evaluate(*args: Any, **options: Any) -> Any:
         bound = inspect.signature(op).bind(*args, **options)
@@ -110,16 +110,16 @@ def _evaluate_sample(case: Case, op: Any, code: str, arrays: Arrays, cotangents:
         ct = {f"d{n}": a for n, a in cotangents.items()}
         if "groups" in arguments and "dy" in ct:
             ct["dy"] = ct["dy"].reshape(arguments["groups"], -1)
-        found.update(run(code, {**arguments, **ct}))
-        if "dweights" in found:
-            found["dweights"] = gathered(found["dweights"])
-        return SimpleNamespace(**{n: found.get(n) for n in ("index", "flip", "margin")})
+        result.update(run(code, {**arguments, **ct}))
+        if "dweights" in result:
+            result["dweights"] = gathered(result["dweights"])
+        return SimpleNamespace(**{n: result.get(n) for n in ("index", "flip", "margin")})
 
     case.call(evaluate, arrays)
-    if bound_self := found.get("_self_attention"):
-        found["dx"] = found["dx"] + found[bound_self]
+    if bound_self := result.get("_self_attention"):
+        result["dx"] = result["dx"] + result[bound_self]
     shapes = {n: a.shape for n, a in cotangents.items()}
-    return {**found, **{n: np.reshape(found[n], shape) for n, shape in shapes.items()}}
+    return {**result, **{n: np.reshape(result[n], shape) for n, shape in shapes.items()}}
 
 
 def _complete(a: Arrays) -> tuple[Arrays, Any]:
@@ -172,8 +172,8 @@ def read_margins(read: Any, u: np.ndarray, scalars: Mapping[str, Any]) -> Arrays
 
     def confidence(ways: int) -> Any:
         def ways_of(u: Any, scalars: Any) -> Any:
-            found = read_margins(lutjax.reads.Confidence(ways), u, scalars)
-            return found["index"], found["coefficients"]
+            result = read_margins(lutjax.reads.Confidence(ways), u, scalars)
+            return result["index"], result["coefficients"]
 
         return ways_of
 

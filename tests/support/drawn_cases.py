@@ -296,9 +296,9 @@ def implemented(op: str) -> list[str]:
     return [i for i in implementations(op) if i in PLAIN]
 
 
-def compare(what: str, found: tuple[Arrays, Arrays], expected: tuple[Arrays, Arrays]) -> None:
+def compare(what: str, actual: tuple[Arrays, Arrays], expected: tuple[Arrays, Arrays]) -> None:
     """Compare outputs and cotangents by name. Definitions give no output without samples."""
-    for kind, a, e in zip(("output", "cotangent"), found, expected, strict=True):
+    for kind, a, e in zip(("output", "cotangent"), actual, expected, strict=True):
         for name, array in a.items():
             if e[name] is not None:
                 nearest = np.asarray(e[name]).astype(array.dtype)
@@ -320,9 +320,9 @@ def compare_implementation(
     if context == "tpu" and case.shape not in FINITE:
         return  # a product with a one-hot matrix reads every row
     try:
-        found = results(spec, case, implementation, context, cotangents(case, reference[0]))
+        result = results(spec, case, implementation, context, cotangents(case, reference[0]))
     except lutjax.NoImplementationError:
         if implementation != "native":  # native kernels leave some arguments to plain JAX
             raise
         return
-    compare(f"{spec}, {case.shape}, {implementation} {context}", found, reference)
+    compare(f"{spec}, {case.shape}, {implementation} {context}", result, reference)

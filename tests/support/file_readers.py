@@ -169,11 +169,11 @@ def exported():
 
 def check_export(folder):
     """Read an export like `lutjax verify` and `lutjax export`. A changed file must never pass as the original."""
-    found = proofs.verify(folder)
-    proofs.coverage(folder, found)
+    result = proofs.verify(folder)
+    proofs.coverage(folder, result)
     changed = [name for name, content in contents(folder).items() if content != exported()[name]]
     if changed != [deployment.MANIFEST]:  # which has facts that no file proves, such as versions
-        assert any(proof.passed is False for proof in found) == bool(changed)
+        assert any(proof.passed is False for proof in result) == bool(changed)
     with contextlib.suppress(DeploymentError):
         deployment.check_place(folder)
 
@@ -201,11 +201,11 @@ def program():
 def check_program(folder):
     """Read a language-model export like `lutjax verify` without a compiler."""
     with mock.patch.object(proofs, "_tool", side_effect=proofs.SkippedError("no compiler")):
-        found = proofs.verify(folder)
-    proofs.coverage(folder, found)
+        result = proofs.verify(folder)
+    proofs.coverage(folder, result)
     changed = [name for name, content in contents(folder).items() if content != program()[name]]
     if changed != [deployment.MANIFEST]:
-        assert any(proof.passed is False for proof in found) == bool(changed)
+        assert any(proof.passed is False for proof in result) == bool(changed)
 
 
 TABLE = b"age,job name,city,y\n" + b"".join(
@@ -217,9 +217,9 @@ TABLE = b"age,job name,city,y\n" + b"".join(
 
 def read_data(folder, name="", **options):
     """Read data like `lutjax train classify`."""
-    found = datasets.load(folder / name, **options)
-    found.parts(bits=4)
-    assert found.digest
+    result = datasets.load(folder / name, **options)
+    result.parts(bits=4)
+    assert result.digest
 
 
 @functools.cache
@@ -411,9 +411,12 @@ def read_bundle(folder):
 
 def read_signed(folder):
     """Read the arrays in a bundle after updating the config's tensor digest, so that damage passes the digest check."""
-    found, content = json.loads((folder / CONFIG).read_bytes()), (folder / TENSORS).read_bytes()
-    found["files"][TENSORS] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (folder / CONFIG).write_text(json.dumps(found))
+    result, content = json.loads((folder / CONFIG).read_bytes()), (folder / TENSORS).read_bytes()
+    result["files"][TENSORS] = {
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    (folder / CONFIG).write_text(json.dumps(result))
     bundles.read(folder).tree()
 
 

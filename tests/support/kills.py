@@ -88,14 +88,14 @@ def assert_same(out, expected):
 
     kinds = (lm_runs.LanguageModel, classifier_runs.Classifier, automaton_runs.Automaton)
     [kind] = (kind for kind in kinds if kind.kept.kind == runs.kind(expected))
-    found = []
+    actual = []
     for folder in (out, expected):
         step, record = runs.read(folder, kind.kept)
         leaves = jax.tree.leaves(models.restore(folder, step, kind.from_record(record).run))
         keys = [jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
         arrays = [jax.random.key_data(a) if key else a for a, key in zip(leaves, keys, strict=True)]
-        found.append((step, record, [np.asarray(array).tobytes() for array in arrays]))
-    assert found[0] == found[1]
+        actual.append((step, record, [np.asarray(array).tobytes() for array in arrays]))
+    assert actual[0] == actual[1]
     finished = [runs.Finished.read(folder) for folder in (out, expected)]
     assert finished[0].is_complete(out)
     assert finished[1].is_complete(expected)

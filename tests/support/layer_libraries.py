@@ -117,8 +117,9 @@ def nnx_layer(case: Case, arrays: Mapping[str, Any] | None = None, **options: An
         rngs = {} if case.layer in ("GroupSum", "Thermometer") else {"rngs": nnx.Rngs(0)}
         return getattr(lutjax_nnx, case.layer)(*case.sizes, **case.options, **rngs, **options)
 
-    names = {v.name for v in case.spec.variables()}
-    layer = nnx.eval_shape(create) if names == (arrays or {}).keys() else create()
+    names, keeps_stream = {v.name for v in case.spec.variables()}, case.spec.random
+    are_given = names == (arrays or {}).keys() and not keeps_stream
+    layer = nnx.eval_shape(create) if are_given else create()
     for name, array in (arrays or {}).items():
         getattr(layer, name).set_value(array)
     return layer
@@ -198,11 +199,11 @@ def drawn_by(library: str, case: Case, x: jax.Array) -> dict[str, tuple[str, Any
     if library == "nnx":
         layer = nnx_layer(case)
         layer(x, **case.call)
-        found = {
+        result = {
             kind: nnx.to_pure_dict(nnx.state(layer, variable)) for kind, variable in KINDS.items()
         }
     elif library == "linen":
-        found = getattr(linen, case.layer)(*case.sizes, **case.options).init(
+        result = getattr(linen, case.layer)(*case.sizes, **case.options).init(
             jax.random.key(0), x, **case.call
         )
     else:
@@ -210,8 +211,8 @@ def drawn_by(library: str, case: Case, x: jax.Array) -> dict[str, tuple[str, Any
             lambda x: getattr(lutjax_haiku, case.layer)(*case.sizes, **case.options)(x, **case.call)
         )
         params, state = f.init(jax.random.key(0), x)
-        found = {"params": next(iter(params.values()), {}), "": next(iter(state.values()), {})}
-    return {name: (kind, array) for kind, part in found.items() for name, array in part.items()}
+        result = {"params": next(iter(params.values()), {}), "": next(iter(state.values()), {})}
+    return {name: (kind, array) for kind, part in result.items() for name, array in part.items()}
 
 
 def assert_drawn(case: Case, x: jax.Array) -> list[dict[str, jax.Array]]:
@@ -239,13 +240,6 @@ def assert_refused(case: Case, message: str) -> None:
     for library in LIBRARIES:
         with pytest.raises(ValueError, match=message):
             drawn_by(library, case, jnp.zeros(case.shape))
-
-
-def options_of(cls: type) -> dict[str, Any]:
-    """Return dataclass fields and their defaults, except variables, modes and Linen fields."""
-    own = {"anchors", "targets", "wires", "thresholds", "decode", "deterministic", "parent", "name"}
-    own |= {"class_name", "targets_shape", "edge_sizes", "wires_fan_out", "has_widths"}
-    return {f.name: f.default for f in dataclasses.fields(cls) if f.name not in own}
 
 
 def assert_outputs_agree(case: Case) -> None:

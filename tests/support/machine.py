@@ -56,14 +56,14 @@ def _choose(config):
     """Choose the backend for this run, before JAX looks for devices."""
     if _KNOWN in os.environ:
         return
-    found = '["cpu", null]'
+    result = '["cpu", null]'
     if is_for_a_gpu(config.option.markexpr) or os.environ.get("JAX_PLATFORMS", "cpu") != "cpu":
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the workers share a device
         asked = subprocess.run(
             [sys.executable, "-c", _ASK], stdout=subprocess.PIPE, text=True, check=True
         )
-        found = asked.stdout.splitlines()[-1]
-    os.environ[_KNOWN] = found
+        result = asked.stdout.splitlines()[-1]
+    os.environ[_KNOWN] = result
     if backend() == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"  # also for the processes that tests start
 

@@ -28,11 +28,11 @@ def four_device_mesh(kind):
     """Make a mesh over samples and detectors, in scope where programs require it."""
     if jax.device_count() < 4:
         pytest.skip("the mesh has four devices, and this machine has fewer")
-    found = jax.make_mesh(
+    result = jax.make_mesh(
         (2, 2), ("data", "detectors"), (KINDS[kind],) * 2, devices=jax.devices()[:4]
     )
-    with jax.set_mesh(found) if kind == "explicit" else contextlib.nullcontext():
-        yield found
+    with jax.set_mesh(result) if kind == "explicit" else contextlib.nullcontext():
+        yield result
 
 
 def put_on_mesh(arrays, specs, mesh):

@@ -100,18 +100,18 @@ class Processes:
     def wait(self):
         """Return each process's status and output, as soon as all have ended."""
         deadline = time.monotonic() + SECONDS
-        found = [
+        result = [
             p.communicate(timeout=max(1, deadline - time.monotonic()))[0] for p in self.processes
         ]
-        return [(p.returncode, text) for p, text in zip(self.processes, found, strict=True)]
+        return [(p.returncode, text) for p, text in zip(self.processes, result, strict=True)]
 
 
 def run(function, *arguments, **options):
     """Run a program to its end and return its processes' outputs; raise if a process fails."""
     with Processes(function, *arguments, **options) as processes:
-        found = processes.wait()
-    assert not any(status for status, _ in found), found
-    return [text for _, text in found]
+        result = processes.wait()
+    assert not any(status for status, _ in result), result
+    return [text for _, text in result]
 
 
 def fail_at(hosts, name, last, how):

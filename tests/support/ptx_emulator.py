@@ -41,8 +41,8 @@ _PURE = {
 
 
 def _exp2(a):
-    found = np.exp2(a.astype(np.float64)).astype(np.float32)
-    return np.where(np.abs(found) < np.finfo(np.float32).tiny, np.float32(0), found)
+    result = np.exp2(a.astype(np.float64)).astype(np.float32)
+    return np.where(np.abs(result) < np.finfo(np.float32).tiny, np.float32(0), result)
 
 
 # Instructions of single elements, of arrays of any shape.
@@ -106,15 +106,15 @@ class Memory:
 def _instructions(asm):
     """Return predicate, name and operands for each instruction."""
     body = asm.strip().removeprefix("{").removesuffix("}")
-    found = []
+    result = []
     for text in filter(None, (part.strip() for part in body.split(";"))):
         match = re.fullmatch(r"(?:@(\w+)\s+)?(\S+)\s*(.*)", text)
         assert match, text
         predicate, name, operands = match.groups()
-        found.append(
+        result.append(
             (predicate or "", name, [o.strip() for o in re.findall(r"\{[^}]*\}|[^,]+", operands)])
         )
-    return found
+    return result
 
 
 def run(asm, constraints, arguments, memory):
@@ -185,10 +185,10 @@ def create_inline_asm(memory):
                 return SimpleNamespace(
                     get_result=[interpreter.TensorHandle(result, tl.float32)].__getitem__
                 )
-            found = run(asm, constraints, [h.data for h in handles], memory)
-        types = (tl.float32 if bits.dtype == np.float32 else tl.int32 for bits in found)
+            actual = run(asm, constraints, [h.data for h in handles], memory)
+        types = (tl.float32 if bits.dtype == np.float32 else tl.int32 for bits in actual)
         results = [
-            interpreter.TensorHandle(bits, kind) for bits, kind in zip(found, types, strict=True)
+            interpreter.TensorHandle(bits, kind) for bits, kind in zip(actual, types, strict=True)
         ]
         return SimpleNamespace(get_result=results.__getitem__)
 

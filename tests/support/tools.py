@@ -123,8 +123,8 @@ def _microcontroller(_, target):
         raise RuntimeError(why)
     builder = Builder()
     builder.output("y", [[bit ^ 1] for (bit,) in builder.input("x", 2)])
-    found = mcu.report(builder.circuit(), target)
-    return not found.wrong and found.instructions
+    result = mcu.report(builder.circuit(), target)
+    return not result.wrong and result.instructions
 
 
 def _nextpnr(_):

@@ -34,9 +34,9 @@ def in_worlds(ops, fast):
       ops: op names.
       fast: ops with fast cases in plain JAX; the first one is also fast in every other world except the resident one.
     """
-    found = [(world, op) for world in NAMES for op in ops if implements(world, op)]
+    result = [(world, op) for world in NAMES for op in ops if implements(world, op)]
     return slow_where(
-        found,
+        result,
         lambda world, op: op not in (fast if world == "xla" else fast[:1]) or "resident" in world,
     )
 

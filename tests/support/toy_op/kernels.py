@@ -12,13 +12,13 @@ def forward(call, *, device):
 
 
 def backward(call, cotangent, needs, *, device):
-    found = {}
+    result = {}
     if "gain" in needs:
         sums = _sums(call)
-        found["gain"] = sums * cotangent.astype(sums.dtype)
+        result["gain"] = sums * cotangent.astype(sums.dtype)
     if "weights" in needs:
-        found["weights"] = _gradient(call, cotangent)
-    return found
+        result["weights"] = _gradient(call, cotangent)
+    return result
 
 
 def update(call, cotangent, step, *, device):
