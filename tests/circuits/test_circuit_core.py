@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lutjax import circuits
-from lutjax.circuits import Builder, Circuit, Format, Port, arithmetic, truth
+from lutjax.circuits import Builder, Circuit, Format, Port, arithmetic, ports, truth
 from lutjax.circuits.ands import and_graph, operations
 
 AND, OR, XOR = 0b1000, 0b1110, 0b0110
@@ -679,6 +679,21 @@ def test_a_circuit_of_look_up_tables_is_its_own_mapping():
     pytest.importorskip("pyosys", reason="pyosys maps circuits to look-up tables")
     circuit = voting(lut=6)
     assert circuits.statistics.compute(circuit).lut6 <= len(circuit)
+
+
+@pytest.mark.parametrize(("n_inputs", "expected"), [(6, 1), (7, 5)])
+def test_gates_with_more_than_six_inputs_are_no_mapping(n_inputs, expected, monkeypatch):
+    monkeypatch.setattr(circuits.statistics.abc, "find", lambda: "abc")
+    monkeypatch.setattr(circuits.statistics.abc, "lut_count", lambda circuit, n: 5)
+    gate = (tuple(range(1, n_inputs + 1)),), (1 << 2**n_inputs - 1,)
+    circuit = Circuit((Port("x", n_inputs),), (Y,), *gate, (2 * (n_inputs + 1),))
+    assert circuits.statistics.compute(circuit).lut6 == expected
+
+
+def test_levels_are_rounded_down_and_in_the_range_of_the_format():
+    thresholds = np.array([0.3, -0.3, 1.0, 99.0, -99.0])
+    levels = ports.levels_of(thresholds, Format.parse("fixed4.1"))
+    assert levels.tolist() == [0, -1, 2, 7, -9]
 
 
 def small(n):
