@@ -301,13 +301,15 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         table.start(Counting())
     layer = made("ngrams", "host")
-    _, (_, gradients) = value_and_grad(lambda layer: call(layer).sum(), host=True)(layer)
+    of_sum = value_and_grad(lambda layer: call(layer).sum(), host=True)
+    _, (_, gradients) = nnx.jit(of_sum)(layer)
     with pytest.raises(ValueError, match=r"no update rule: call start\(rule\)"):
         update_host(layer, gradients, 0.1)
     with pytest.raises(ValueError, match="the gradients are for the tables"):
         update_host(layer, {}, 0.1)
     with pytest.raises(tables.TableUseError, match="is read twice"):
-        value_and_grad(lambda layer: (call(layer) + call(layer)).sum(), host=True)(layer)
+        twice = value_and_grad(lambda layer: (call(layer) + call(layer)).sum(), host=True)
+        nnx.jit(twice)(layer)
     with pytest.raises(tables.TableUseError, match="is not read by the loss"):
         value_and_grad(lambda layer: layer.key_kernel[...].sum(), tables=(), host=True)(layer)
     monkeypatch.setattr(host, "free_memory", lambda: 100)

@@ -42,10 +42,14 @@ def sample(step, shape=(2, 4, 3)):
 
 
 def train(tx, params, gradients):
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
     state = tx.init(params)
     for gradient in gradients:
-        updates, state = tx.update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
+        params, state = step(params, state, gradient)
     return params, state
 
 
