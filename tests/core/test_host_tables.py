@@ -307,9 +307,9 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         update_host(layer, gradients, 0.1)
     with pytest.raises(ValueError, match="the gradients are for the tables"):
         update_host(layer, {}, 0.1)
+    of_two_reads = value_and_grad(lambda layer: (call(layer) + call(layer)).sum(), host=True)
     with pytest.raises(tables.TableUseError, match="is read twice"):
-        twice = value_and_grad(lambda layer: (call(layer) + call(layer)).sum(), host=True)
-        nnx.jit(twice)(layer)
+        nnx.jit(of_two_reads)(layer)
     with pytest.raises(tables.TableUseError, match="is not read by the loss"):
         value_and_grad(lambda layer: layer.key_kernel[...].sum(), tables=(), host=True)(layer)
     monkeypatch.setattr(host, "free_memory", lambda: 100)
