@@ -288,7 +288,9 @@ def test_a_library_compares_whole_numbers():
     samples = list(ROWS.encode(every_row(200)).values())
     program = _microcontroller.make_program(circuit, layers)
     assert all(load.bit is None for load in program.loads)
-    assert len(program.operations) < len(_microcontroller.make_program(circuit, None).operations) / 2
+    assert (
+        len(program.operations) < len(_microcontroller.make_program(circuit, None).operations) / 2
+    )
     (result,) = _microcontroller.evaluate(program, samples)
     np.testing.assert_array_equal(result, deployment.evaluate_ports(circuit, samples)["y"])
     header = mcu.write(circuit, "people", target="avr", layers=layers)["src/people.h"]
