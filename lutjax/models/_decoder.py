@@ -361,7 +361,7 @@ class Form(NamedTuple):
     others_treedef: Any
     n_candidates: int  # likeliest tokens to sample from: top-k, or the vocabulary
 
-    def states(self, cache: list[jax.Array], others: list[jax.Array]) -> tuple[Any, Any]:
+    def states(self, cache: list[jax.Array], others: list[Any]) -> tuple[Any, Any]:
         """Return the states of caches and of all other variables."""
         return (
             jax.tree.unflatten(self.cache_treedef, cache),
@@ -371,7 +371,7 @@ class Form(NamedTuple):
 
 def open_caches(
     model: Decoder, batch_shape: tuple[int, ...], top_k: int | None = None, **options: Any
-) -> tuple[Form, list[jax.Array], list[jax.Array]]:
+) -> tuple[Form, list[jax.Array], list[Any]]:
     """Return a model's form, empty caches, and all other arrays."""
     # Flat arrays, since flattening a model at each call takes longer than a step.
     own: Any = nnx.merge(*nnx.split(model))
@@ -567,7 +567,7 @@ def _generate(
 @functools.partial(jax.jit, static_argnames="form")
 def _begin_sequences(
     cache: list[jax.Array],
-    others: list[jax.Array],
+    others: list[Any],
     prompt: Array,
     lengths: Array | None,
     key: Array,
@@ -586,7 +586,7 @@ def _begin_sequences(
 @functools.partial(jax.jit, static_argnames="form")
 def _continue_sequences(
     cache: list[jax.Array],
-    others: list[jax.Array],
+    others: list[Any],
     last: jax.Array,
     keys: Array,
     temperature: Array | None,

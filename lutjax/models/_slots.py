@@ -420,7 +420,7 @@ def _split_prompt(tokens: np.ndarray, context: int) -> list[tuple[np.ndarray, np
 
 @functools.partial(jax.jit, static_argnames="form")
 def _read(
-    cache: list[jax.Array], others: list[jax.Array], tokens: Array, segments: Array, *, form: Form
+    cache: list[jax.Array], others: list[Any], tokens: Array, segments: Array, *, form: Form
 ) -> tuple[list[jax.Array], jax.Array]:
     """Process a part of a prompt; return the caches, and the logits for the next token."""
     new, logits = feed_tokens(form.graphdef, *form.states(cache, others), tokens, segments)
@@ -430,7 +430,7 @@ def _read(
 @functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
 def _read_blocks(
     cache: list[jax.Array],
-    others: list[jax.Array],
+    others: list[Any],
     tokens: Array,
     n_tokens: Array,
     places: _Places,
@@ -450,7 +450,7 @@ def _read_blocks(
 
 @functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
 def _copy_block(
-    cache: list[jax.Array], others: list[jax.Array], source: Array, target: Array, *, form: Form
+    cache: list[jax.Array], others: list[Any], source: Array, target: Array, *, form: Form
 ) -> list[jax.Array]:
     model: Any = nnx.merge(form.graphdef, *form.states(cache, others))
     model.copy_block(source, target)
@@ -478,7 +478,7 @@ def _begin_slot(
 @functools.partial(jax.jit, static_argnames="form", donate_argnums=0)
 def _join(
     cache: list[jax.Array],
-    others: list[jax.Array],
+    others: list[Any],
     last: jax.Array,
     keys: jax.Array,
     cache_of_one: list[jax.Array],
@@ -498,7 +498,7 @@ def _join(
 @functools.partial(jax.jit, static_argnames=("count", "form"), donate_argnums=0)
 def _step_slots(
     cache: list[jax.Array],
-    others: list[jax.Array],
+    others: list[Any],
     last: jax.Array,
     keys: jax.Array,
     counts: Array,
