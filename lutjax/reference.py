@@ -1005,10 +1005,10 @@ def unpack_bits(
 
 @_shard_outputs(lambda given: PartitionSpec(None, *_meshes.spec_of(given["words"])[1:]))
 def packed_lut(
-    words: UInt32[Array, "inputs *batch"],
+    words: UInt32[Array, " inputs *batch"],
     truth: Bool[Array, "gates slots"],
     wires: Int[Array, "gates bits"],
-) -> UInt32[Array, "gates *batch"]:
+) -> UInt32[Array, " gates *batch"]:
     batch = words.shape[1:]
     flat = jnp.asarray(words).reshape(words.shape[0], -1)
     bits = unpack_bits(flat, 32 * flat.shape[1]).T.astype(jnp.float32)

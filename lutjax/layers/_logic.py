@@ -688,7 +688,7 @@ class LogicRNNSpec(LogicGatesSpec):
     @names_layer
     def from_words(
         self, arrays: Arrays, words: UInt32[Array, "inputs length *batch"],
-        state: UInt32[Array, "outputs *batch"] | None = None,
+        state: UInt32[Array, " outputs *batch"] | None = None,
     ) -> UInt32[jax.Array, "outputs length *batch"]:  # fmt: skip
         """Return hard network states for 32 sequences per word ``[in_features, length, ...]``."""
         if words.dtype != np.uint32 or words.ndim < 2 or words.shape[0] != self.in_features:

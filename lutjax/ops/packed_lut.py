@@ -34,12 +34,12 @@ class PackedLut(Call, op="packed_lut", differentiable=False, features_first=True
 
 
 def packed_lut(
-    words: UInt32[Array, "inputs *batch"],
+    words: UInt32[Array, " inputs *batch"],
     truth: Bool[Array, "gates slots"],
     wires: Int[Array, "gates bits"],
     *,
     implementation: Implementation = None,
-) -> UInt32[jax.Array, "gates *batch"]:
+) -> UInt32[jax.Array, " gates *batch"]:
     """Evaluate hard tables by bitwise operations: sample ``32 w + j`` is bit j of word w.
 
     Definition::

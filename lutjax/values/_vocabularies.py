@@ -48,7 +48,7 @@ class Vocabulary:
       (3, '7acccfef')
     """
 
-    def __init__(self, map: Integer[Array, "tokens"] | Sequence[int]):
+    def __init__(self, map: Integer[Array, " tokens"] | Sequence[int]):
         ids = np.asarray(map)
         if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(

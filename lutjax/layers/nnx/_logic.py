@@ -104,7 +104,7 @@ class LogicRNN(_Gates):
     def from_words(
         self,
         words: UInt32[Array, "inputs length *batch"],
-        state: UInt32[Array, "outputs *batch"] | None = None,
+        state: UInt32[Array, " outputs *batch"] | None = None,
     ) -> UInt32[jax.Array, "outputs length *batch"]:
         """Return the hard-network states of 32 sequences per word: ``[out_features, length, ...]``.
 
