@@ -28,7 +28,8 @@ import jax, jax.numpy as jnp, lutjax
 from lutjax.dispatch.registry import devices_of, kernel_registry
 from lutjax.training import kernels
 x = jnp.array([[0.5, -0.25]])
-print(*kernels.words(kernel_registry.calls_of("detect_signs", x), devices_of([x])[0]), sep="\\n")
+calls = kernel_registry.calls_of("detect_signs", x)
+print(*kernels.describe_implementations(calls, devices_of([x])[0]), sep="\\n")
 print(lutjax.detect_signs(x).index)
 try:
     lutjax.detect_signs(x, implementation="native")
