@@ -15,6 +15,7 @@ the array layout, `Layout` builds a `jax.shard_map` from it. In both cases each 
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -156,85 +157,86 @@ def _with_rule(
     def evaluate(*arrays: Any) -> Any:
         return tuple(jax.core.eval_jaxpr(jaxpr, arrays[n_leaves:], *arrays[:n_leaves]))
 
-    sizes: dict[str, int] = {}
-    shapes = [
-        *(v.aval.shape for v in (*jaxpr.invars, *jaxpr.constvars)),
-        *(v.aval.shape for v in jaxpr.outvars),
-    ]
-    for axes, shape in zip((*operands, *results), shapes, strict=True):
-        for letter, size in zip(
-            axes, shape, strict=False
-        ):  # single probes have one axis less than pairs
-            if letter in divided:
-                sizes[letter] = max(sizes.get(letter, 0), size)
-    numbers = iter(range(10**6))
-
-    def name_factors(axes: Axes, shape: tuple[int, ...]) -> list[str]:
-        # An axis that is not divided, or of size 1 where others have more, is a factor of its own.
-        return [
-            letter if letter in divided and sizes[letter] == size else f"f{next(numbers)}"
-            for letter, size in zip(axes, shape, strict=False)
-        ]
-
-    factors = [
-        name_factors(axes, shape) for axes, shape in zip((*operands, *results), shapes, strict=True)
-    ]
+    variables = (*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars)
+    shapes = [v.aval.shape for v in variables]
+    factors = _name_factors([*operands, *results], shapes, divided)
     of_operands, of_results = factors[: len(operands)], factors[len(operands) :]
-    every = list(dict.fromkeys(f for one in factors for f in one))
+    every = dict.fromkeys(f for one in factors for f in one)
     kept = {f for one in of_results for f in one}
-    whole = tuple(f for f in every if f not in divided)
-    summed = tuple(f for f in every if f in divided and f not in kept)
-    rule = (
-        f"{', '.join(' '.join(f) for f in of_operands)} -> "
-        f"{', '.join(' '.join(f) for f in of_results)}"
-    )
-
     in_float64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
 
     def partition(mesh: Any, arg_shapes: Any, result_shapes: Any) -> Any:
-        places: dict[str, Any] = {}
-        used: set[str] = set()
-        for one, array in zip(factors, (*arg_shapes, *result_shapes), strict=True):
-            for factor, place in zip(one, _places_of(array, mesh), strict=True):
-                names = _names(place)
-                if place and factor in divided and factor not in places and not used & set(names):
-                    places[factor] = place
-                    used |= set(names)
+        places = _choose_places(mesh, (*arg_shapes, *result_shapes), factors, divided)
 
         def sharding(one: list[str]) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*(places.get(f) for f in one)))
 
-        def reduced_axes(one: list[str]) -> tuple[str, ...]:
-            return tuple(name for f in places if f not in one for name in _names(places[f]))
+        def sum_parts(y: jax.Array, one: list[str]) -> jax.Array:
+            axes = tuple(name for f in places if f not in one for name in _names(places[f]))
+            return jax.lax.psum(y, axes) if axes and not summed_by_kernel else y
 
         def run_on_shards(*arrays: Any) -> Any:
             # A mesh in scope is that of the whole program; here there is one device's part. JAX may
             # ask in a thread of its own, which knows no `jax.enable_x64` of the caller's.
             with jax.enable_x64(in_float64), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
                 found = function(*arrays[:n_leaves], over=_names(places.get("t")))
-                return tuple(
-                    jax.lax.psum(y, reduced_axes(one))
-                    if reduced_axes(one) and not summed_by_kernel
-                    else y
-                    for y, one in zip(jax.tree.leaves(found), of_results, strict=True)
-                )
+                return tuple(map(sum_parts, jax.tree.leaves(found), of_results))
 
-        return (
-            mesh,
-            run_on_shards,
-            tuple(map(sharding, of_results)),
-            tuple(map(sharding, of_operands)),
-        )
+        shardings = [tuple(map(sharding, of)) for of in (of_results, of_operands)]
+        return mesh, run_on_shards, *shardings
 
     run = custom_partitioning(evaluate)
     run.def_partition(
         partition,
         decode_shardings=False,  # see _places_of
-        sharding_rule=rule,
-        reduction_factors=summed,
-        need_replication_factors=whole,
+        sharding_rule=" -> ".join(
+            ", ".join(" ".join(one) for one in of) for of in (of_operands, of_results)
+        ),
+        reduction_factors=tuple(f for f in every if f in divided and f not in kept),
+        need_replication_factors=tuple(f for f in every if f not in divided),
     )
     return run
+
+
+def _name_factors(
+    axes: list[Axes], shapes: list[tuple[int, ...]], divided: Axes
+) -> list[list[str]]:
+    """Return the factor of each array axis, by which the compiler knows equal axes.
+
+    Factors of divided axes are their letters. An axis that is not divided, or has size 1 where
+    other arrays have more, is a factor of its own.
+    """
+    # Not strict, also below: single probes have one axis less than pairs.
+    pairs = [list(zip(*one, strict=False)) for one in zip(axes, shapes, strict=True)]
+    sizes: dict[str, int] = {}
+    for letter, size in (pair for one in pairs for pair in one):
+        sizes[letter] = max(sizes.get(letter, 0), size)
+    numbers = itertools.count()
+
+    def name(letter: str, size: int) -> str:
+        whole = letter not in divided or sizes[letter] != size
+        return f"f{next(numbers)}" if whole else letter
+
+    return [[name(letter, size) for letter, size in one] for one in pairs]
+
+
+def _choose_places(
+    mesh: Mesh, arrays: tuple[Any, ...], factors: list[list[str]], divided: Axes
+) -> dict[str, Place]:
+    """Return the mesh axes that divide each divided factor.
+
+    The first array that the compiler divides along a factor counts, and each mesh axis divides one
+    factor only.
+    """
+    places: dict[str, Place] = {}
+    used: set[str] = set()
+    for one, array in zip(factors, arrays, strict=True):
+        for factor, place in zip(one, _places_of(array, mesh), strict=True):
+            names = set(_names(place))
+            if place and factor in divided and factor not in places and not used & names:
+                places[factor] = place
+                used |= names
+    return places
 
 
 def _places_of(array: jax.ShapeDtypeStruct, mesh: Mesh) -> tuple[Place, ...]:
