@@ -171,7 +171,7 @@ CASES = [
 
 DIGITS = "digits --layers=64,40 --n-thresholds=2 --batch-size=16"
 CA = """ca --experiment=checkerboard --size=8 --channels=2 --kernels=3 --perception=8,4,2 --update=12,6,2 --n-steps=4
-    --batch-size=4 --no-pictures --no-stop-when-solved"""
+    --batch-size=4 --runs=1 --no-pictures --no-stop-when-solved"""
 
 
 @needs_devices(8)

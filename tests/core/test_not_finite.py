@@ -112,7 +112,9 @@ FAST = ("detect", "lookup", "scored_lut", "margins")
 def test_every_element_is_as_in_the_reference(op, implementation, size):
     run = jax.jit(testing.program(case_of(op, size), implementation).function)
     for arguments, expected in expected_at(op, size):
-        for part, a, e in zip(("output", "cotangent"), run(*arguments), expected, strict=False):
+        with skipping_what_is_left_to_others(implementation):
+            found = run(*arguments)
+        for part, a, e in zip(("output", "cotangent"), found, expected, strict=False):
             for name in e:
                 one, other = np.asarray(a[name]), np.asarray(e[name])
                 by_product = reached(op, implementation, part, name, other, arguments) & np.isnan(
@@ -147,7 +149,8 @@ def run_read(read, x, implementation):
             x, weights, ANCHORS, scalars, read=read, implementation=implementation
         )
 
-    y, pull = jax.vjp(layer, jnp.asarray(x, jnp.float32), TABLE, read.initial())
+    with skipping_what_is_left_to_others(implementation):
+        y, pull = jax.vjp(layer, jnp.asarray(x, jnp.float32), TABLE, read.initial())
     return np.asarray(y), *(jax.tree.map(np.asarray, result) for result in pull(jnp.ones_like(y)))
 
 
@@ -249,7 +252,8 @@ class TestSlow:
             options = {"read": read, "groups": 2, "implementation": implementation}
             return lutjax.scored_lut(x, weights, anchors, read.initial(), **options)
 
-        y, pull = jax.vjp(layer, x, weights)
+        with skipping_what_is_left_to_others(implementation):
+            y, pull = jax.vjp(layer, x, weights)
         expected = [[True, False], [False, False]]
         np.testing.assert_array_equal(np.isnan(y[0]), expected)
         dx, dw = pull(jnp.ones_like(y).at[0, 0].set(0))
