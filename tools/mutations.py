@@ -91,7 +91,7 @@ MUTATIONS = [
     # Circuits.
     (C + "builder.py", "if not 0 <= literal < end:", "if not 0 <= literal <= end:", "circuit"),
     (C + "aiger.py", "if not 0 <= smaller <= larger < literal:", "if not 0 <= smaller <= larger <= literal:", "circuit or aiger"),
-    (C + "verilog.py", "(level - 1) // registers", "level // registers", "verilog or latency or registers or every_format"),
+    (C + "verilog.py", "(level - 1) // registers", "level // registers", "verilog or latency or registers or pipeline"),
     (C + "verilog.py", "if not table >> address & 1]", "if table >> address & 1]", "verilog or circuit"),
     (C + "c.py", "sign=port.format.bits - 1 if", "sign=port.format.bits if", "c_ or circuit or port"),
     (C + "_tabulation.py", "half = 1 << (k - 1)", "half = 1 << k", "circuit"),

@@ -278,6 +278,8 @@ def test_the_text_of_a_pipeline():
     assert "// input x: 4 numbers uint3; number i is x[3 * i +: 3]" in text
     assert verilog.latency(circuit, 0) == 0
     assert verilog.latency(SPECIAL["no gates"], 5) == 1
+    stage_of_level = dict(zip(circuit.levels, verilog._stages(circuit, 2), strict=True))
+    assert [stage_of_level[level] for level in range(7)] == [0, 0, 0, 1, 1, 2, 2]
 
 
 CLOCK = Circuit((Port("clk"),), (Port("y"),), (), (), (2,))
