@@ -107,17 +107,11 @@ def test_a_packed_automaton_checks_its_arguments():
             automaton_of()(jnp.zeros((8, 9, 2)), **{name: -1})
 
 
-@pytest.mark.parametrize(
-    ("kernels", "perception", "expected"),
-    slow_where(
-        [
-            (4, (8, 4, 2, 1), {0: 1, 2: 1, 5: 1, 7: 1}),
-            (3, (8, 6, 5), None),
-            (2, (8,), dict.fromkeys(range(8), 2)),
-        ],
-        lambda kernels, *_: kernels < 4,
-    ),
-)
+@pytest.mark.parametrize(("kernels", "perception", "expected"), slow_where([
+    (4, (8, 4, 2, 1), {0: 1, 2: 1, 5: 1, 7: 1}),
+    (3, (8, 6, 5), None),
+    (2, (8,), dict.fromkeys(range(8), 2)),
+], lambda kernels, *_: kernels < 4))  # fmt: skip
 def test_outputs_of_kernels_start_in_different_directions(kernels, perception, expected):
     config = LogicCAConfig(channels=3, kernels=kernels, perception=perception, update=(20, 3))
     make, directions = nnx.jit(lambda key: LogicCA(config, rngs=nnx.Rngs(key))), {}

@@ -890,19 +890,13 @@ def test_digits_is_classify_under_another_name(tmp_path, monkeypatch):
     assert not of_digits[1].record.training.stratified
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "n_classes", "warns"),
-    slow_where(
-        [
-            ("difflogic-mnist-small", (28, 28), 10, False),
-            ("difflogic-mnist-small", (8, 8), 10, True),
-            ("difflogic-mnist-small", (784,), 10, False),
-            ("difflogic-mnist-small", (28, 28), 2, True),
-            ("difflogic-adult", (14,), 2, True),
-        ],
-        lambda name, shape, n_classes, warns: n_classes == 2 or len(shape) == 1,
-    ),
-)
+@pytest.mark.parametrize(("name", "shape", "n_classes", "warns"), slow_where([
+    ("difflogic-mnist-small", (28, 28), 10, False),
+    ("difflogic-mnist-small", (8, 8), 10, True),
+    ("difflogic-mnist-small", (784,), 10, False),
+    ("difflogic-mnist-small", (28, 28), 2, True),
+    ("difflogic-adult", (14,), 2, True),
+], lambda name, shape, n_classes, warns: n_classes == 2 or len(shape) == 1))  # fmt: skip
 def test_a_recipe_on_other_data_warns(name, shape, n_classes, warns, tmp_path):
     x = np.random.default_rng(0).integers(0, 2, (20, *shape))
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(20) % n_classes)

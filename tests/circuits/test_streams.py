@@ -94,19 +94,13 @@ def check(circuit, sent, received, *, most_inside):
         assert [(a, mark) for a, (_, mark) in zip(answers.T.tolist(), taken, strict=False)] == left
 
 
-@pytest.mark.parametrize(
-    ("name", "registers", "interface"),
-    slow_except(
-        [
-            ("one bit", 1, "axi"),
-            ("two ports", 2, "handshake"),
-            ("life", 0, "axi"),
-            ("life", 1, "handshake"),
-            ("two ports", 2, "axi"),
-        ],
-        *("one bit-1-axi", "two ports-2-handshake"),
-    ),
-)
+@pytest.mark.parametrize(("name", "registers", "interface"), slow_except([
+    ("one bit", 1, "axi"),
+    ("two ports", 2, "handshake"),
+    ("life", 0, "axi"),
+    ("life", 1, "handshake"),
+    ("two ports", 2, "axi"),
+], *("one bit-1-axi", "two ports-2-handshake")))  # fmt: skip
 def test_every_answer_leaves_once_and_in_order(name, registers, interface):
     require_tool("yosys")
     circuit = CIRCUITS[name]

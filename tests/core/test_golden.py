@@ -168,13 +168,10 @@ def _sparse(module, z, x, anchors, epsilon, tolerance):
     close("edge_grad", dweights[source, slot], z["edge_grad"], tolerance)
 
 
-@pytest.mark.parametrize(
-    ("name", "module"),
-    slow_where(
-        [*((name, lutjax) for name in SCORED), ("scored_gen3_n2_ties_dropout", lutjax.reference)],
-        lambda name, _: name != "scored_gen3_n1_single",
-    ),
-)
+@pytest.mark.parametrize(("name", "module"), slow_where([
+    *((name, lutjax) for name in SCORED),
+    ("scored_gen3_n2_ties_dropout", lutjax.reference),
+], lambda name, _: name != "scored_gen3_n1_single"))  # fmt: skip
 def test_scored(name, module):
     with np.load(GOLDEN / f"{name}.npz") as z, jax.enable_x64(True):
         of_groups = np.asarray(z["weights"], np.float64)

@@ -41,27 +41,21 @@ REFUSED = {
         ({"n_anchors": -1}, "n_anchors is -1; it must be at least 0"),
         ({"sizes": (1, 6)}, "in_features is 1; .* at least 2"),
         ({"groups": 5}, "groups is 5; it must divide in_features, 7"),
-        (
-            {"groups": 5, "sizes": (5, 5)},
-            "groups is 5 and in_features is 5; a detector compares two",
-        ),
+        ({"groups": 5, "sizes": (5, 5)},
+            "groups is 5 and in_features is 5; a detector compares two"),
         ({"epsilon": -1.0}, "epsilon is -1.0"),
         ({"param_dtype": jnp.int32}, "param_dtype is int32; expected one of"),
         ({"param_dtype": "float64"}, "param_dtype is float64, which .*jax_enable_x64"),
         ({"anchors": [[[0, 1]]]}, r"anchors has shape \[1, 1, 2\]; expected \[5, 3, 2\]"),
-        (
-            {"anchors": np.tile([0, 7], (5, 3, 1))},
-            "anchors holds ids from 0 to 7; inputs are 0 to 6",
-        ),
+        ({"anchors": np.tile([0, 7], (5, 3, 1))},
+            "anchors holds ids from 0 to 7; inputs are 0 to 6"),
     ],
     "SparseLUT": [
         ({}, "give either n_targets"),
         ({"n_targets": 7}, "n_targets is 7; there are only 6 outputs"),
         ({"n_targets": 2, "targets_per": "day"}, "targets_per is 'day'; expected one"),
-        (
-            {"targets": np.zeros((1, 4, 2), int)},
-            r"targets has shape \[1, 4, 2\]; expected \[5 or 1, 8 or 1,",
-        ),
+        ({"targets": np.zeros((1, 4, 2), int)},
+            r"targets has shape \[1, 4, 2\]; expected \[5 or 1, 8 or 1,"),
         ({"targets": np.full((1, 1, 2), 6)}, "targets holds ids from 6 to 6; outputs are 0 to 5"),
     ],
     "LUTAttention": [
@@ -86,19 +80,15 @@ REFUSED = {
         ({"table_dropout": 1.0}, "table_dropout is 1.0; it must be at least 0 and below 1"),
         ({"quantized": True}, "quantized is True but read is Confidence"),
         ({"bits": 40}, "bits is 40, so a table has"),
-        (
-            {"anchors": np.tile([0, 3], (6, 2, 1))},
-            "anchors holds ids from 0 to 3; inputs are 0 to 2",
-        ),
+        ({"anchors": np.tile([0, 3], (6, 2, 1))},
+            "anchors holds ids from 0 to 3; inputs are 0 to 2"),
     ],
     "SpatialLUT": [
         ({"sizes": (7,), "shape": (2, 7)}, "connectivity is 7; expected"),
         ({"n_detectors": 0}, "n_detectors is 0; it must be at least 1"),
         ({"read": "soft"}, "read is 'soft'; expected one of lutjax.reads"),
-        (
-            {"read": READ, "accumulate": FixedPoint(8)},
-            "accumulate is FixedPoint.* and read is Confidence",
-        ),
+        ({"read": READ, "accumulate": FixedPoint(8)},
+            "accumulate is FixedPoint.* and read is Confidence"),
     ],
     "WindowLUT": [
         ({"read": READ, "epsilon": 0.5}, "epsilon is 0.5 and read is Confidence"),
@@ -118,17 +108,11 @@ REFUSED = {
         ({"read": reads.Hard(), "epsilon": 0.5}, "epsilon is 0.5 and read is Hard"),
         ({"anchors": np.full((4, 3, 2), 9)}, "anchors holds ids from 9 to 9; inputs are 0 to 8"),
     ],
-    "NgramMemory": [
-        ({"rows": 0}, "rows is 0"),
-        ({"heads": 5000}, "heads is 5000"),
-        ({"width": 0}, "width is 0; it must be at least 1"),
-        ({"kernel": -1}, "kernel is -1"),
-        ({"dtype": "int8"}, "dtype is int8"),
-    ],
-    "ProductKeyMemory": [
-        ({"k": 5}, "k is 5 and n_keys 4"),
-        ({"n_keys": 50_000}, "n_keys is 50000; at most 46340"),
-    ],
+    "NgramMemory": [({"rows": 0}, "rows is 0"), ({"heads": 5000}, "heads is 5000"),
+        ({"width": 0}, "width is 0; it must be at least 1"), ({"kernel": -1}, "kernel is -1"),
+        ({"dtype": "int8"}, "dtype is int8")],
+    "ProductKeyMemory": [({"k": 5}, "k is 5 and n_keys 4"),
+        ({"n_keys": 50_000}, "n_keys is 50000; at most 46340")],
     "ProductKeyExperts": [({"key_size": 0}, "key_size is 0")],
     "LogicGates": [
         ({"sizes": (7, 0)}, "out_features is 0; .* at least 1"),
@@ -150,16 +134,10 @@ REFUSED = {
         ({"n_inputs": 0}, "n_inputs is 0; .* at least 1"),
         ({"parameterization": "warp"}, "parameterization is 'warp'; expected one of"),
     ],
-    "BinaryLUT": [
-        (
-            {"estimator": "gumbel"},
-            r"estimator is 'gumbel'; expected one of \('soft', 'straight_through'\)",
-        ),
-        (
-            {"n_inputs": 3, "wires": np.zeros((6, 2), int)},
-            r"wires has shape \[6, 2\]; expected \[6, 3\]",
-        ),
-    ],
+    "BinaryLUT": [({"estimator": "gumbel"},
+        r"estimator is 'gumbel'; expected one of \('soft', 'straight_through'\)"),
+        ({"n_inputs": 3, "wires": np.zeros((6, 2), int)},
+        r"wires has shape \[6, 2\]; expected \[6, 3\]")],
     "LogicConv": [
         ({"shape": (2, 5, 4, 2)}, r"x has shape \[2, 5, 4, 2\]; expected \[..., 5, 3, 2\]"),
         ({"kernel": 4}, "kernel is 4, larger"),
@@ -175,15 +153,12 @@ REFUSED = {
         ({"estimator": "gumbel", **RAW}, "parameterization is 'raw', which has no logits"),
         ({"depth": 0}, "depth is 0; it must be at least 1"),
     ],
-    "GroupSum": [
-        ({}, r"x has shape \[2, 7\]; expected a multiple of 3 features"),
-        ({"sizes": (0,)}, "k is 0; it must be at least 1"),
-    ],
-    "Thermometer": [
-        ({"thresholds": np.zeros((7, 2))}, r"thresholds has shape \[7, 2\]; expected \[7, 3\]"),
-        ({"thresholds": np.full((7, 3), np.nan)}, "thresholds holds NaN"),
-    ],
-}
+    "GroupSum": [({}, r"x has shape \[2, 7\]; expected a multiple of 3 features"),
+        ({"sizes": (0,)}, "k is 0; it must be at least 1")],
+    "Thermometer": [({"thresholds": np.zeros((7, 2))},
+        r"thresholds has shape \[7, 2\]; expected \[7, 3\]"),
+        ({"thresholds": np.full((7, 3), np.nan)}, "thresholds holds NaN")],
+}  # fmt: skip
 EACH = [(layer, *one) for layer, every in REFUSED.items() for one in every]
 
 

@@ -303,22 +303,14 @@ def test_starts_far_apart_saturate(module):
 
 EMPTY = {
     "no detectors": lambda op: op.lookup(jnp.ones((0, 4, 3)), detection(2, 0)),
-    "no detectors with targets": lambda op: op.sparse_lookup(
-        jnp.ones((0, 4, 2)), detection(2, 0), jnp.zeros((1, 1, 2), int), 3
-    ),
-    "attention of no detectors": lambda op: op.lookup_attention(
-        jnp.ones((0, 16, 3)), detection(2, 0), detection(2, 0), query_start=1
-    ),
-    "pair attention of no detectors": lambda op: op.lut_pair_attention(
-        jnp.ones((2, 5)), jnp.ones((0, 4, 3)), jnp.zeros((0, 2, 2), int)
-    ),
-    "an empty cache with a start": lambda op: op.lookup_attention(
-        jnp.ones((1, 32, 3)),
-        detection(2, 1),
-        detection(0, 1),
-        detection(0, 1, bits=1),
-        query_start=5,
-    ),
+    "no detectors with targets": lambda op: op.sparse_lookup(jnp.ones((0, 4, 2)), detection(2, 0),
+        jnp.zeros((1, 1, 2), int), 3),
+    "attention of no detectors": lambda op: op.lookup_attention(jnp.ones((0, 16, 3)),
+        detection(2, 0), detection(2, 0), query_start=1),
+    "pair attention of no detectors": lambda op: op.lut_pair_attention(jnp.ones((2, 5)),
+        jnp.ones((0, 4, 3)), jnp.zeros((0, 2, 2), int)),
+    "an empty cache with a start": lambda op: op.lookup_attention(jnp.ones((1, 32, 3)),
+        detection(2, 1), detection(0, 1), detection(0, 1, bits=1), query_start=5),
     "an empty cache with a traced start": lambda op: jax.jit(
         lambda start: op.lookup_attention(
             jnp.ones((1, 32, 3)),
@@ -328,22 +320,11 @@ EMPTY = {
             query_start=start,
         )
     )(5),
-    "an empty cache of pair attention": lambda op: op.lut_pair_attention(
-        jnp.ones((2, 5)),
-        jnp.ones((1, 4, 3)),
-        jnp.zeros((1, 2, 2), int),
-        keys=jnp.ones((0, 5)),
-        query_start=5,
-    ),
-    "no distances within a window of none": lambda op: op.lookup_attention(
-        jnp.ones((1, 32, 3)),
-        detection(2, 1),
-        detection(2, 1),
-        detection(0, 1, bits=1),
-        query_start=5,
-        window=0,
-    ),
-}
+    "an empty cache of pair attention": lambda op: op.lut_pair_attention(jnp.ones((2, 5)),
+        jnp.ones((1, 4, 3)), jnp.zeros((1, 2, 2), int), keys=jnp.ones((0, 5)), query_start=5),
+    "no distances within a window of none": lambda op: op.lookup_attention(jnp.ones((1, 32, 3)),
+        detection(2, 1), detection(2, 1), detection(0, 1, bits=1), query_start=5, window=0),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", EMPTY)

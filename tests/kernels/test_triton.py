@@ -126,32 +126,17 @@ def test_updates(op, shape, dtype, weight_decay, rates):
 COUNTED = {"batch": 1, "queries": 6, "detectors": 2}
 
 
-@pytest.mark.parametrize(
-    ("how", "shape", "sizes", "dtype"),
-    slow_except(
-        [
-            ("count_always", "ties", COUNTED, "float32"),
-            *(
-                ("count_always", shape, {}, "float32")
-                for shape in testing.shapes("lookup_attention", "triton")
-                if not shape.startswith("tiles")
-            ),
-            ("count_always", "tiles", {"batch": 1, "queries": 40, "detectors": 1}, "float32"),
-            *(("count_always", "ties", {}, dtype) for dtype in ("bfloat16", "float64")),
-            ("own_always", "primes", {}, "float32"),
-            *(
-                ("own_always", shape, {}, "float32")
-                for shape in ("sum_groups", "powers", "powers_one_way")
-            ),
-            *(("own_always", shape, {}, "bfloat16") for shape in ("hard", "groups")),
-            ("own_always", "shared_input", {}, "float16"),
-        ],
-        f"count_always-ties-{COUNTED}-float32",
-        "own_always-primes-{}-float32",
-        ids=str,
-    ),
-    ids=str,
-)
+@pytest.mark.parametrize(("how", "shape", "sizes", "dtype"), slow_except([
+    ("count_always", "ties", COUNTED, "float32"),
+    *(("count_always", shape, {}, "float32") for shape in testing.shapes("lookup_attention",
+        "triton") if not shape.startswith("tiles")),
+    ("count_always", "tiles", {"batch": 1, "queries": 40, "detectors": 1}, "float32"),
+    *(("count_always", "ties", {}, dtype) for dtype in ("bfloat16", "float64")),
+    ("own_always", "primes", {}, "float32"),
+    *(("own_always", shape, {}, "float32") for shape in ("sum_groups", "powers", "powers_one_way")),
+    *(("own_always", shape, {}, "bfloat16") for shape in ("hard", "groups")),
+    ("own_always", "shared_input", {}, "float16"),
+], f"count_always-ties-{COUNTED}-float32", "own_always-primes-{}-float32", ids=str), ids=str)  # fmt: skip
 @interpreted
 def test_values_of_other_formulations(monkeypatch, how, shape, sizes, dtype):
     """Row-counting attention, and scored tables with sums by column owners, at any size."""
