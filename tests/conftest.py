@@ -35,7 +35,6 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
-from hypothesis.internal.conjecture import providers  # noqa: E402
 from machine import (  # noqa: E402, F401
     pytest_collection,
     pytest_configure,
@@ -55,8 +54,11 @@ _NO_SHRINKING = [
 ]
 hypothesis.settings.register_profile("quick", max_examples=12, phases=_NO_SHRINKING, **_ALWAYS)
 hypothesis.settings.load_profile("ci")
-# Hypothesis would parse all imported modules, 2 s in each process, to draw their constants too.
-providers.is_local_module_file = lambda path: False
+with contextlib.suppress(ImportError):  # not in the oldest versions
+    from hypothesis.internal.conjecture import providers
+
+    # Hypothesis would parse all imported modules, 2 s in each process, to draw their constants too.
+    providers.is_local_module_file = lambda path: False
 
 
 def pytest_sessionstart(session):
