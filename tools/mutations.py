@@ -30,7 +30,7 @@ MUTATIONS = [
     (L + "_projection.py", "        return drawn.astype(dtype) / jnp.asarray(share, dtype)", "        return drawn.astype(dtype) * jnp.asarray(share, dtype)", "ProjectionLUT or SpatialLUT"),
     (L + "_logic.py", "            scores = jnp.asarray(scores) / jnp.asarray(self.temperature, scores.dtype)", "            scores = jnp.asarray(scores) * jnp.asarray(self.temperature, scores.dtype)", "LogicGates or SoftLUT or BinaryLUT"),
     (L + "_logic.py", "            soft = jax.nn.sigmoid((x - t) / width).astype(dtype)", "            soft = jax.nn.sigmoid((x - t) * width).astype(dtype)", "Thermometer"),
-    (L + "_memory.py", "        value = (jax.nn.sigmoid(self._sigmoid_argument(score)) * value", "        value = (jax.nn.sigmoid(-self._sigmoid_argument(score)) * value", "NgramMemory"),
+    (L + "_memory.py", "        gate = jax.nn.sigmoid(self._sigmoid_argument(score))", "        gate = jax.nn.sigmoid(-self._sigmoid_argument(score))", "NgramMemory"),
     (L + "_images.py", "        return jnp.mean(blocks, (-4, -2), accumulator(y.dtype))", "        return jnp.mean(blocks, (-4, -3), accumulator(y.dtype))", "ConvLUT"),
     # Reads.
     ("lutjax/reads.py", "    return straight_through(jnp.abs(u), jnp.where(is_above_zero(u), u, -u))", "    return straight_through(jnp.abs(u), jnp.where(u >= 0, u, -u))", "scored or read or slope or ProjectionLUT or conv"),

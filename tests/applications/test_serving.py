@@ -154,7 +154,7 @@ def test_many_at_once(client):
 BAD = [
     (b"{", 400, "the body is not JSON"),
     (b"[1]", 400, "expected an object"),
-    (b"[" * 3000, 400, "nested too deeply"),
+    (b"[" * 3000, 400, "the body is not JSON"),  # nested too deeply on Python 3.11 only
     ({}, 400, "prompt is null; expected one text"),
     ({"prompt": ""}, 400, "prompt has 0 bytes; expected 1 to 64"),
     ({"prompt": "x" * 65}, 400, "prompt has 65 bytes"),
