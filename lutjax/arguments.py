@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import functools
+import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -41,6 +42,16 @@ def require_array(where: str, name: str, value: Any) -> None:
 
     if jax.numpy.issubdtype(value.dtype, np.complexfloating):
         raise TypeError(f"{where}: {name} is {format_value(value)}; expected real numbers or bits.")
+
+
+def require_integer(where: str, name: str, value: Any) -> int:
+    """Return an integer as a Python int, or raise TypeError for any other value."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{where}: {name} is {format_value(value)}; expected a whole number."
+        ) from None
 
 
 def require_rngs(where: str, rngs: Any) -> None:
@@ -84,6 +95,8 @@ def normalize_value(value: Any) -> Any:
     import numpy as np
 
     if isinstance(value, jax.core.Tracer):
+        return value
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         return _tuples(value.tolist(), value.ndim)

@@ -141,6 +141,11 @@ def _check_bits(op: str, name: str, a: np.ndarray) -> None:
 def _array(op: str, name: str, a: Any) -> None:
     if not isinstance(a, _ARRAYS):
         raise TypeError(f"{op}: {name} is {describe(a)}; expected a JAX or numpy array.")
+    if isinstance(a, np.ma.MaskedArray):
+        raise TypeError(
+            f"{op}: {name} is a masked array, {describe(a)}; expected values everywhere. Fill the "
+            "masked elements, as in a.filled(0)."
+        )
 
 
 def _rank(op: str, name: str, a: Any, rank: int | None, shape: str) -> None:
@@ -207,14 +212,24 @@ def positions(op: str, p: Any, n_detectors: int) -> None:
     require(p.shape[1] in (1, n_detectors), op, "positions", p, rule)
 
 
-def optional_integer(op: str, name: str, value: Any) -> int:
-    """Return an integer, or raise TypeError for an optional-integer argument."""
+def integer(op: str, name: str, value: Any, expected: str = "a Python int") -> int:
+    """Return an integer, or raise TypeError for an integer argument."""
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(
-            f"{op}: {name} is {describe(value)}; expected None or a Python int."
-        ) from None
+        raise TypeError(f"{op}: {name} is {describe(value)}; expected {expected}.") from None
+
+
+def optional_integer(op: str, name: str, value: Any) -> int:
+    """Return an integer, or raise TypeError for an optional-integer argument."""
+    return integer(op, name, value, "None or a Python int")
+
+
+def flag(op: str, name: str, value: Any) -> bool:
+    """Return a Python bool, or raise TypeError for an argument that is not True or False."""
+    if not isinstance(value, int | np.integer | np.bool_):
+        raise TypeError(f"{op}: {name} is {describe(value)}; expected True or False.")
+    return bool(value)
 
 
 def window(op: str, value: Any) -> int | None:
@@ -394,7 +409,7 @@ def check_gate_arguments(
     Args:
       in_layers: whether wires cover several layers.
     """
-    if feature_axis not in (-1, 0):
+    if not is_known(feature_axis) or feature_axis not in (-1, 0):
         raise ValueError(
             f"{op}: feature_axis is {describe(feature_axis)}; expected -1 (last) or 0 (first)."
         )
@@ -438,7 +453,7 @@ def tables_of_bits(
 
 
 def logits(op: str, a: Any, axis: Any) -> None:
-    if axis not in (-1, 0):
+    if not is_known(axis) or axis not in (-1, 0):
         raise ValueError(f"{op}: axis is {describe(axis)}; expected -1 (last) or 0 (first).")
     shape = "[gates, 16]" if axis else "[16, gates]"
     floats(op, "logits", a, 2, shape)

@@ -1,6 +1,5 @@
 """Sparse table outputs."""
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +24,9 @@ def check_targets(op: str, weights: Any, targets: Any, n_outputs: Any) -> int:
     _checks.require(
         fits, op, "targets", targets, f"expected [{n_detectors} or 1, {n_rows} or 1, {n_slots}]"
     )
-    n = operator.index(n_outputs)
+    n = _checks.integer(op, "n_outputs", n_outputs)
     _checks.require(n >= 0, op, "n_outputs", n, "it must not be negative")
+    _checks.require(n < 2**31, op, "n_outputs", n, "output ids are int32")
     _checks.ids(op, "targets", targets, n, "outputs", unused=True)
     return n
 

@@ -1,5 +1,6 @@
 """Table groups: contiguous tables with separate or shared inputs and outputs."""
 
+import operator
 from typing import Any
 
 import jax
@@ -22,7 +23,10 @@ def number(op: str, groups: Any, n_detectors: int) -> int:
 
 def split_groups(y: jax.Array, groups: int | None) -> jax.Array:
     """Reshape an output ``[..., G * O]`` to ``[..., G, O]``; unchanged without groups."""
-    return y if groups is None else y.reshape(*y.shape[:-1], groups, y.shape[-1] // groups)
+    if groups is None:
+        return y
+    n = operator.index(groups)  # an integer JAX array would divide the shape as a traced value
+    return y.reshape(*y.shape[:-1], n, y.shape[-1] // n)
 
 
 def outputs_apart(targets: jax.Array, n_outputs: int, groups: int, n_detectors: int) -> jax.Array:

@@ -131,6 +131,12 @@ def gate_network(
              [1.]], dtype=float32)
     """
     op = "gate_network"
+    is_sequence = isinstance(sizes, Sequence) or (isinstance(sizes, np.ndarray) and sizes.ndim)
+    if not is_sequence or isinstance(sizes, str):
+        raise TypeError(
+            f"{op}: sizes is {_checks.describe(sizes)}; expected a sequence with the number of "
+            "gates of each layer, such as (8, 4)."
+        )
     sizes = tuple(sizes)
     _checks.check_gate_arguments(op, x, wires, None, feature_axis, in_layers=True)
     _checks.gates(op, coefficients, wires)
@@ -160,6 +166,11 @@ def _checked_readers(
 ) -> tuple[jax.Array | None, ...] | None:
     if readers is None:
         return None
+    if not isinstance(readers, list | tuple):
+        raise TypeError(
+            f"{op}: readers is {_checks.describe(readers)}; expected a list with one array, or "
+            "None, for each layer."
+        )
     if len(readers) != len(n_inputs):
         raise ValueError(
             f"{op}: readers has {len(readers)} lists; expected one, or None, for each of the "

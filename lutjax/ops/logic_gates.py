@@ -56,6 +56,7 @@ def gate_coefficients(
              [-2., -1.]], dtype=float32)
     """
     _checks.logits("gate_coefficients", logits, axis)
+    hard = _checks.flag("gate_coefficients", "hard", hard)
     coefficients: jax.Array = _gate_mixtures.coefficients(jnp.asarray(logits), hard=hard, axis=axis)
     return coefficients
 
@@ -105,6 +106,7 @@ def logic_gates(
              [0., 1.]], dtype=float32)
     """
     _checks.logits("logic_gates", logits, -1)
+    hard = _checks.flag("logic_gates", "hard", hard)
     return bilinear_gates(
         x,
         gate_coefficients(logits, hard=hard),

@@ -243,7 +243,7 @@ def lookup_attention(
     _checks.require(key.shape == (*batch, n_keys, n_detectors), op, "key", key, rule)
     rule = f"its dtype must be that of query.margin, {query.margin.dtype}"
     _checks.require(key.margin.dtype == query.margin.dtype, op, "key.margin", key.margin, rule)
-    window = _checks.window(op, window)
+    window, causal = _checks.window(op, window), _checks.flag(op, "causal", causal)
     seen = _sequences.keys_seen(
         op, key, key_segments, sequence_axis, n_queries, weights,
         window=window, causal=causal, starts=(query_start, key_start), accumulate=accumulate,

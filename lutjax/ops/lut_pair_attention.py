@@ -229,7 +229,8 @@ def lut_pair_attention(
     rule = "detectors need inputs or position bits to compare"
     _checks.require(n_inputs + n_position_bits > 0 or not anchors.size, op, "x", x, rule)
     _checks.ids(op, "anchors", anchors, 2 * n_inputs + n_position_bits, "values of a pair")
-    window = _checks.window(op, window)
+    window, causal = _checks.window(op, window), _checks.flag(op, "causal", causal)
+    interleave = _checks.flag(op, "interleave", interleave)
     seen = _sequences.keys_seen(
         op, keys, key_segments, sequence_axis, n_queries, weights,
         window=window, causal=causal, starts=(query_start, key_start), accumulate=accumulate,
@@ -275,7 +276,7 @@ def lut_pair_attention(
         segments,
         key_segments,
         starts,
-        interleave=bool(interleave),
+        interleave=interleave,
         window=window,
         block_mask=blocks,
         block_sizes=block_sizes,

@@ -144,6 +144,7 @@ def unpack_bits(
     _checks.require(
         words.ndim == 2, "unpack_bits", "words", words, "expected shape [features, words]"
     )
+    n_samples = _checks.integer("unpack_bits", "n_samples", n_samples)
     fits = 0 <= n_samples <= 32 * words.shape[1]
     rule = f"{words.shape[1]} words hold 0 to {32 * words.shape[1]} samples"
     _checks.require(fits, "unpack_bits", "n_samples", n_samples, rule)

@@ -4,12 +4,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, Num
 
 from lutjax._typing import Array, Scalar
 from lutjax.dispatch import _table_reads
 from lutjax.ops import _checks
 from lutjax.values._derivatives import match_mapped_axes
+from lutjax.values._ids import as_jax
 
 
 def scale_gradient(
@@ -44,9 +46,15 @@ def scale_gradient(
       >>> jax.grad(lambda x: lutjax.scale_gradient(x, 0.5) ** 2)(jnp.float32(3.0))
       Array(3., dtype=float32)
     """
-    x = x if isinstance(x, jax.Array) else jnp.asarray(x)  # asarray may make another array of one
+    if isinstance(x, int | float | np.generic | list | tuple):
+        x = jnp.asarray(x)
     _checks.floats("scale_gradient", "x", x, None, "[...]")
-    if not isinstance(factor, int | float) and not hasattr(factor, "dtype"):
+    x = as_jax(x)
+    kinds = (np.floating, np.integer, np.bool_)
+    if not isinstance(factor, int | float) and not (
+        isinstance(factor, np.generic | np.ndarray | jax.Array)
+        and any(jnp.issubdtype(factor.dtype, kind) for kind in kinds)
+    ):
         raise TypeError(
             f"scale_gradient: factor is {_checks.describe(factor)}; expected a number or a JAX or "
             "numpy array."

@@ -163,7 +163,7 @@ def scored_lut(
         scale,
         read=read,
         groups=n_groups,
-        sum_groups=bool(sum_groups),
+        sum_groups=_checks.flag(op, "sum_groups", sum_groups),
         accumulate=_checks.accumulation(op, accumulate),
     )
     y: jax.Array = apply(call, implementation=implementation)

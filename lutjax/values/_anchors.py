@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from lutjax import _compat
 from lutjax._typing import Array
-from lutjax.arguments import require_key
+from lutjax.arguments import require_integer, require_key
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -109,13 +109,13 @@ def draw_anchors(
 ) -> jax.Array:
     """Implement `sample_anchors`, with warnings in terms of a layer and its argument."""
     require_key("sample_anchors", key)
-    for name, size in (
-        ("n_inputs", n_inputs),
-        ("n_detectors", n_detectors),
-        ("n_anchors", n_anchors),
-    ):
-        if size < 0:
-            raise ValueError(f"sample_anchors: {name} is {size}; it must not be negative.")
+    sizes = {"n_inputs": n_inputs, "n_detectors": n_detectors, "n_anchors": n_anchors}
+    for name, size in sizes.items():
+        sizes[name] = require_integer("sample_anchors", name, size)
+        if not 0 <= sizes[name] < 2**31:
+            rule = "it must not be negative" if sizes[name] < 0 else "it must be less than 2**31"
+            raise ValueError(f"sample_anchors: {name} is {sizes[name]}; {rule}.")
+    n_inputs, n_detectors, n_anchors = sizes.values()
     if candidates is None:
         if n_inputs < 2:
             raise ValueError(
@@ -130,7 +130,7 @@ def draw_anchors(
     n_pairs = fewest * (fewest - 1) // 2
     pairs = f"{fewest} inputs have {n_pairs} pair{'s' if n_pairs != 1 else ''}"
     warn_of_repeats(where, name_of_pairs, n_anchors if n_detectors else 0, n_pairs, pairs)
-    n_groups = 1 if groups is None else groups
+    n_groups = 1 if groups is None else require_integer("sample_anchors", "groups", groups)
     if n_groups < 1 or n_detectors % n_groups:
         raise ValueError(
             f"sample_anchors: groups is {groups}; it must divide the number of detectors, "

@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -47,6 +47,13 @@ class Detection:
     def __getitem__(self, at: Any) -> "Detection":
         """Index the three arrays, e.g. ``d[..., :8]`` for the first eight detectors."""
         return jax.tree.map(lambda a: a[at], self)
+
+    def __iter__(self) -> Iterator["Detection"]:
+        """Iterate over the leading axis, as arrays do."""
+        # Python's default iteration ends with an IndexError, which JAX arrays never raise.
+        if not self.shape:
+            raise TypeError("Detection: iteration over a detection of shape []; it has no axis.")
+        return map(self.__getitem__, range(self.shape[0]))
 
 
 _FIELDS = ("index", "flip", "margin")

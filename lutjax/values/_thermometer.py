@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Num
 
 from lutjax._typing import Array
+from lutjax.arguments import format_value, require_integer
 
 METHODS = ("uniform", "gaussian", "distributive")
 
@@ -48,9 +49,14 @@ def thermometer_thresholds(
         raise ValueError(
             f"thermometer_thresholds: method is {method!r}; expected one of {METHODS}."
         )
+    n_thresholds = require_integer("thermometer_thresholds", "n_thresholds", n_thresholds)
     if n_thresholds < 1:
         raise ValueError(
             f"thermometer_thresholds: n_thresholds is {n_thresholds}; it must be at least 1."
+        )
+    if not (hasattr(data, "ndim") and hasattr(data, "shape")):
+        raise TypeError(
+            f"thermometer_thresholds: data is {format_value(data)}; expected a JAX or numpy array."
         )
     if data.ndim < 1 or not data.size:
         raise ValueError(

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lutjax._typing import Array
+from lutjax.arguments import format_value, require_integer
 
 
 def readers(
@@ -42,6 +43,16 @@ def readers(
              [ 3, -1],
              [-1, -1]], dtype=int32)
     """
+    if not isinstance(wires, jax.Array | np.ndarray):
+        raise TypeError(
+            f"readers: wires is {format_value(wires)}; expected a JAX or numpy array, int32 "
+            "[gates, wires of a gate]."
+        )
+    n_inputs = require_integer("readers", "n_inputs", n_inputs)
+    fan_out = None if fan_out is None else require_integer("readers", "fan_out", fan_out)
+    for name, value in (("n_inputs", n_inputs), ("fan_out", fan_out or 0)):
+        if not 0 <= value < 2**31:
+            raise ValueError(f"readers: {name} is {value}; expected a number from 0 to 2**31 - 1.")
     traced = isinstance(wires, jax.core.Tracer)
     if traced and fan_out is None:
         raise ValueError(
@@ -72,12 +83,12 @@ def readers(
 
 def check_wires(wires: Int[Array, "gates wires_of_gate"], n_inputs: int, *, where: str) -> None:
     """Raise if a wire is not an input; see `check_anchors`. A gate may read one input twice."""
-    ids = np.asarray(wires)
-    if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
+    if wires.ndim != 2 or not jnp.issubdtype(wires.dtype, np.integer):
         raise ValueError(
-            f"{where}: wires is {ids.dtype}{list(ids.shape)}; "
+            f"{where}: wires is {wires.dtype}{list(wires.shape)}; "
             "expected int32 [gates, wires of a gate]."
         )
+    ids = np.asarray(wires)
     if ids.size and (ids.min() < 0 or ids.max() >= n_inputs):
         raise ValueError(
             f"{where}: wires holds ids from {ids.min()} to {ids.max()}; "

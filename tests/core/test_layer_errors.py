@@ -1,11 +1,13 @@
 """Invalid layer arguments and inputs: rejected in every library, in one line naming the layer."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from layer_libraries import Case, assert_refused, nnx_layer
 
 from lutjax import FixedPoint, reads, wiring
+from lutjax.layers import nnx as nnx_layers
 
 pytestmark = pytest.mark.usefixtures("without_typechecking")
 
@@ -208,3 +210,8 @@ def test_complex_numbers_are_refused(layer):
     case = BASES[layer]
     with pytest.raises(TypeError, match=r"x is complex64\[2, .\]; expected real numbers"):
         nnx_layer(case)(jnp.ones((2, 3 if layer == "GroupSum" else 7), jnp.complex64))
+
+
+def test_a_key_for_a_size():
+    with pytest.raises(TypeError, match=r"GroupSum: k is key<fry>\[\]; expected a whole number"):
+        nnx_layers.GroupSum(jax.random.key(0))

@@ -1,5 +1,6 @@
 """Op guarantees beyond the parity suite: errors, special values, laziness, user-provided shapes."""
 
+import itertools
 import re
 
 import jax
@@ -12,6 +13,7 @@ import lutjax
 from lutjax import testing
 from lutjax.cases import Tag
 from lutjax.layers import nnx as of_nnx
+from lutjax.ops.gate_network import gate_network
 
 ANCHORS = np.array([[[0, 1], [1, 2]], [[2, 0], [0, 1]]], np.int32)
 X = np.float32([[0.5, 0.25, 2.0], [1.0, 1.0, -1.0]])
@@ -161,6 +163,61 @@ BAD = {
     "sample_anchors, unknown candidate": (
         lambda: lutjax.sample_anchors(jax.random.key(0), 9, 2, 3, candidates=np.array([[1, 9]])),
         ValueError, r"inputs are 0 to 8"),
+    "masked array": (
+        lambda: lutjax.detect(np.ma.masked_greater(np.ones((2, 3), np.float32), 2), ANCHORS),
+        TypeError, r"detect: x is a masked array, float32\[2, 3\]; .*a.filled\(0\)"),
+    "fractional feature axis": (
+        lambda: lutjax.soft_lut(X, jnp.ones((1, 4)), jnp.array([[0, 1]]), feature_axis=-1.0),
+        ValueError, r"feature_axis is float -1.0; expected -1"),
+    "traced feature axis": (
+        lambda: lutjax.soft_lut(X, jnp.ones((1, 4)), jnp.array([[0, 1]]), feature_axis=X.sum()),
+        ValueError, r"feature_axis is float32\[\]; expected -1"),
+    "causal is an array": (
+        lambda: lutjax.lut_attention(X, jnp.ones((2, 16, 4)), ANCHORS, causal=X > 0),
+        TypeError, r"lookup_attention: causal is bool\[.*\]; expected True or False"),
+    "interleave is an array": (
+        lambda: lutjax.lut_pair_attention(X, jnp.ones((2, 4, 4)), ANCHORS, interleave=X > 0),
+        TypeError, r"lut_pair_attention: interleave is bool\[.*\]; expected True or False"),
+    "hard is a list": (
+        lambda: lutjax.gate_coefficients(jnp.ones((1, 16)), hard=[1]),
+        TypeError, r"gate_coefficients: hard is list \[1\]; expected True or False"),
+    "sizes is a number": (
+        lambda: gate_network(X, jnp.ones((4, 1)), jnp.array([[0, 1]]), sizes=1),
+        TypeError, r"sizes is int 1; expected a sequence"),
+    "readers is an array": (
+        lambda: gate_network(X, jnp.ones((4, 1)), jnp.array([[0, 1]]), sizes=(1,), readers=X),
+        TypeError, r"readers is .*; expected a list with one array, or None, for each layer"),
+    "no number of outputs": (
+        lambda: lutjax.sparse_lut(X, jnp.ones((2, 4, 1)), ANCHORS, jnp.zeros((1, 1, 1), int), None),
+        TypeError, r"sparse_lookup: n_outputs is NoneType None; expected a Python int"),
+    "readers of a list": (lambda: lutjax.readers([[0, 1]], 2), TypeError,
+        r"readers: wires is \[\[0, 1\]\]; expected a JAX or numpy array"),
+    "readers, fractional number of inputs": (
+        lambda: lutjax.readers(np.array([[0, 1]]), 2.5), TypeError, r"readers: n_inputs is 2.5; "),
+    "readers, negative fan-out": (
+        lambda: lutjax.readers(np.array([[0, 1]]), 2, fan_out=-1), ValueError,
+        r"readers: fan_out is -1; expected a number from 0"),
+    "unpack_bits, fractional number of samples": (
+        lambda: lutjax.unpack_bits(np.ones((1, 1), np.uint32), 1.5), TypeError,
+        r"unpack_bits: n_samples is float 1.5; expected a Python int"),
+    "thresholds of a list": (lambda: lutjax.thermometer_thresholds([1.0, 2.0], 1), TypeError,
+        r"thermometer_thresholds: data is \[1.0, 2.0\]; expected a JAX or numpy array"),
+    "fractional number of thresholds": (lambda: lutjax.thermometer_thresholds(X, 1.5), TypeError,
+        r"thermometer_thresholds: n_thresholds is 1.5; expected a whole number"),
+    "sample_anchors, fractional number of inputs": (
+        lambda: lutjax.sample_anchors(jax.random.key(0), 3.5, 2, 3), TypeError,
+        r"sample_anchors: n_inputs is 3.5; expected a whole number"),
+    "sample_anchors, groups by name": (
+        lambda: lutjax.sample_anchors(jax.random.key(0), 3, 2, 3, groups="two"), TypeError,
+        r"sample_anchors: groups is 'two'; expected a whole number"),
+    "sample_anchors, a huge number": (
+        lambda: lutjax.sample_anchors(jax.random.key(0), 2**70, 2, 3), ValueError,
+        r"sample_anchors: n_inputs is 1180591620717411303424; it must be less than"),
+    "scale_gradient of text": (lambda: lutjax.scale_gradient("x", 2.0), TypeError,
+        r"scale_gradient: x is str 'x'; expected a JAX or numpy array"),
+    "scale_gradient by text": (
+        lambda: lutjax.scale_gradient(jnp.ones(3), np.array("x")), TypeError,
+        r"scale_gradient: factor is <U1\[\]; expected a number"),
     "scale_gradient of ints": (lambda: lutjax.scale_gradient(jnp.ones(3, int), 2.0), TypeError,
         r"x is int32\[3\]"),
 }  # fmt: skip
@@ -174,6 +231,23 @@ def test_bad_input(name):
         call()
     with pytest.raises(error, match=message):  # also while tracing
         jax.jit(call)() if "sample" not in name else call()
+
+
+@pytest.mark.usefixtures("without_typechecking")
+def test_groups_may_be_an_integer_array_inside_jit():
+    def shape(groups):
+        detection = lutjax.Detection(*jnp.zeros((2, 3, 4), int), jnp.ones((3, 4)), bits=1)
+        return jax.eval_shape(lambda: lutjax.lookup(jnp.ones((4, 2, 5)), detection, groups=groups))
+
+    assert shape(jnp.int32(2)) == shape(np.int64(2)) == shape(2)
+
+
+def test_iterating_a_detection_ends():
+    d = lutjax.Detection(*jnp.arange(12).reshape(2, 3, 2), jnp.ones((3, 2)), bits=4)
+    rows = list(itertools.islice(d, 9))
+    assert [r.index.tolist() for r in rows] == d.index.tolist()
+    with pytest.raises(TypeError, match=r"iteration over a detection of shape \[\]"):
+        iter(d[0, 0])
 
 
 def test_the_type_checker_sees_shapes():
