@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lutjax.cli._compiled import keep_compiled
+from lutjax.files.errors import FolderError
 from lutjax.models._fields import CHOICES
-from lutjax.training.errors import RunError
 
 if TYPE_CHECKING:
     from lutjax.training.configs import Configs
@@ -161,7 +161,7 @@ class FieldsCommand(Command):
         except click.UsageError as error:
             error.message = replace_fields(error.message, names)  # type: ignore[misc]
             raise
-        except RunError as error:
+        except FolderError as error:
             error.args = (replace_fields(str(error), names),)
             raise
 

@@ -13,7 +13,6 @@ from lutjax.cli._flags import MESH, Command, Finite, Integer, parameter_error
 from lutjax.cli._run import process_options, processes, run_argument
 from lutjax.files.errors import FolderError
 from lutjax.models._fields import MOST, MOST_INT
-from lutjax.training.errors import RunError
 
 if TYPE_CHECKING:
     from lutjax.training.integers import Rounded
@@ -139,7 +138,7 @@ def _generate(
     texts = [(text, seed + k) for text in starts for k in range(samples)]
     try:
         model = model or lm_runs.language_model(folder, step, record, mesh)
-    except RunError:
+    except FolderError:
         raise
     except ValueError as error:
         raise parameter_error("--mesh", error) from error

@@ -75,9 +75,11 @@ def serve(
         import uvicorn
 
     # After the check for uvicorn: reading a model takes seconds.
-    model: Any = memory_layer(folder) if is_memory(folder) else _run.model(folder)
     try:
+        model: Any = memory_layer(folder) if is_memory(folder) else _run.model(folder)
         app = application(model, model_name or folder.resolve().name, Limits(**limits))
+    except FolderError:
+        raise
     except ValueError as error:
         raise FolderError(f"{folder}: {error}") from error
     uvicorn.run(app, host=host, port=port, log_level="info", timeout_graceful_shutdown=grace)

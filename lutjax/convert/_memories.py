@@ -1,8 +1,9 @@
 """Published n-gram memories: small tensors in a bundle, and tables that stay in their files."""
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,13 +187,58 @@ def convert_memory(
     return record
 
 
+_RECORD_FIELDS: dict[str, Any] = {
+    "family": str,
+    "layer": int | None,
+    "class": str,
+    "arguments": dict,
+    "codec": str,
+    "parts": list,
+    "scales": list,
+    "base": dict,
+    "layout": dict,
+}
+"""Fields of ``memory.json``, and their types."""
+
+
 def read_record(model: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the content of a bundle's ``memory.json``."""
-    record = _read_json(Path(model) / MEMORY_RECORD)
-    needed = ("family", "layer", "class", "arguments", "codec", "parts", "scales", "base", "layout")
-    if missing := [name for name in needed if name not in record]:
-        raise ConversionError(f"{Path(model) / MEMORY_RECORD} has no {missing[0]}.")
+    path = Path(model) / MEMORY_RECORD
+    if not path.exists():
+        raise ConversionError(
+            f"{path} cannot be read: there is no such file. Give a folder from lutjax import."
+        )
+    record = _read_json(path)
+    for name, kinds in _RECORD_FIELDS.items():
+        if name not in record:
+            raise ConversionError(f"{path} has no {name}.")
+        if not isinstance(record[name], kinds):
+            raise ConversionError(
+                f"{path} is damaged: {name} is {strict_json.format_value(record[name])}. "
+                "Import the memory again."
+            )
     return record
+
+
+@contextlib.contextmanager
+def _damaged_record(model: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise ConversionError, with the file's name, for values that describe no memory."""
+    try:
+        yield
+    except FolderError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else in_a_line(error)
+        raise ConversionError(
+            f"{Path(model) / MEMORY_RECORD} is damaged: {what.rstrip('.')}. "
+            "Import the memory again."
+        ) from error
+
+
+def read_layout(record: Mapping[str, Any], model: str | os.PathLike[str]) -> NgramLayout:
+    """Return the layout in the record of a bundle."""
+    with _damaged_record(model):
+        return NgramLayout.from_json(record["layout"])
 
 
 def open_memory_table(
@@ -204,9 +250,7 @@ def open_memory_table(
 ) -> HostTable:
     """Return the table of a bundle from `convert_memory`; see `memory_layer`."""
     record = read_record(model)
-    return _open_table(
-        record, NgramLayout.from_json(record["layout"]), model, base, trains, overlays
-    )
+    return _open_table(record, read_layout(record, model), model, base, trains, overlays)
 
 
 def _open_table(
@@ -222,13 +266,21 @@ def _open_table(
         raise ConversionError(
             f"{model} does not name the folder of its base files; give it as base=."
         )
-    parts, scales = (
-        [(Path(folder) / file, name) for file, name in record[kind]] for kind in ("parts", "scales")
-    )
+    if base is None and not os.path.isdir(folder):
+        raise ConversionError(
+            f"{model} was imported from {folder}, which does not exist. Move that folder back, or "
+            "import the memory again from the new place; in Python, give it as base=."
+        )
+    with _damaged_record(model):
+        parts, scales = (
+            [(Path(folder) / file, name) for file, name in record[kind]]
+            for kind in ("parts", "scales")
+        )
+        width = record["arguments"]["width"]
     return HostTable.mapped(
         parts,
         codec=record["codec"],
-        width=record["arguments"]["width"],
+        width=width,
         scales=scales,
         layout=layout,
         trains=trains,
@@ -263,12 +315,13 @@ def memory_layer(
     from lutjax.layers.nnx import NgramEmbedding, NgramMemory
 
     record = read_record(model)
-    layout = NgramLayout.from_json(record["layout"])
+    layout = read_layout(record, model)
     table = _open_table(record, layout, model, base, trains, overlays)
     kinds: Mapping[str, Any] = {"NgramMemory": NgramMemory, "NgramEmbedding": NgramEmbedding}
-    layer: NgramMemory | NgramEmbedding = kinds[record["class"]](
-        layout=layout, placement=table, rngs=nnx.Rngs(0), **record["arguments"]
-    )
+    with _damaged_record(model):
+        layer: NgramMemory | NgramEmbedding = kinds[record["class"]](
+            layout=layout, placement=table, rngs=nnx.Rngs(0), **record["arguments"]
+        )
     # The bundle stores only the arrays beside the table, whose rows stay in the base files.
     for name, array in load(Path(model)).items():
         setattr(layer, name, array)
@@ -393,14 +446,17 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def facts(model: Path) -> dict[str, Any]:
     record = read_record(model)
-    layout = NgramLayout.from_json(record["layout"])
+    layout = read_layout(record, model)
     token_map = {"vocabulary": layout.vocabulary and layout.vocabulary.digest}
-    return {
+    described = {
         **record,
         "kind": "memory",
         "folder": str(model.absolute()),
         "layout": {**record["layout"], **token_map},
     }
+    with _damaged_record(model):
+        lines(described)  # reads each field that is shown
+    return described
 
 
 def lines(record: Mapping[str, Any]) -> list[str]:

@@ -43,6 +43,7 @@ from lutjax.values._derivatives import FORWARD_MODE, reverse_only, with_derivati
 from lutjax.values._dtypes import accumulator
 from lutjax.values._fixed_point import nan_where_apart
 from lutjax.values._wires import check_wires
+from lutjax.wiring._gates import sample_balanced
 from lutjax.wiring._names import EVEN, Wiring, sample_wires
 
 INT32 = jnp.dtype("int32")
@@ -390,7 +391,9 @@ class WiredSpec(_LogicSpec):
     @names_layer
     def _drawn_wires(self, key: Any, shape: tuple[int, ...]) -> jax.Array:
         if self.wiring in wiring.LEARNED:
-            wires = wiring.balanced(key, self._n_readable, self.out_features, math.prod(shape[1:]))
+            # A gate selects one of its candidates per input, so candidates of two inputs may repeat.
+            sample = wiring.balanced if self.arity > self._n_readable else sample_balanced
+            wires = sample(key, self._n_readable, self.out_features, math.prod(shape[1:]))
             return wires.reshape(shape)
         return sample_wires(self.wiring, key, self._n_readable, self.out_features, self.arity)
 

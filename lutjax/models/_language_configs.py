@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lutjax.arguments import format_value, set_decided_fields
+from lutjax.files.errors import FolderError
 from lutjax.models._config import MOST_LAYERS, Config
 from lutjax.models._fields import check_names, one_of
 from lutjax.names import FLOATS, PLACEMENTS, READS
@@ -179,8 +180,7 @@ class GPTConfig(Config):
     @functools.cached_property
     def _base(self) -> dict[str, Any]:
         """Options for a memory that the imported memory decides."""
-        from lutjax.convert._memories import read_record
-        from lutjax.values import NgramLayout
+        from lutjax.convert._memories import read_layout, read_record
 
         assert self.memory_base is not None
         record = read_record(self.memory_base)
@@ -189,7 +189,7 @@ class GPTConfig(Config):
             for name in ("gate", "eps")
             if name in record["arguments"]
         }
-        return {"layout": NgramLayout.from_json(record["layout"]), **same}
+        return {"layout": read_layout(record, self.memory_base), **same}
 
     def _take_base(self) -> None:
         """Set the fields that the imported memory decides.
@@ -199,9 +199,9 @@ class GPTConfig(Config):
         """
         assert self.memory_base is not None
         if not os.path.isdir(self.memory_base):
-            raise ValueError(
-                f"GPTConfig: memory_base is {format_value(self.memory_base)}; "
-                "expected a folder written by lutjax.convert.convert_memory."
+            raise FolderError(
+                f"GPTConfig: memory_base is {format_value(self.memory_base)}, which is no folder; "
+                "expected a bundle from lutjax import or lutjax.convert.convert_memory."
             )
         object.__setattr__(self, "memory_base", os.path.abspath(self.memory_base))
         layout = self._base["layout"]

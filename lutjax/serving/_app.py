@@ -123,7 +123,11 @@ class _Server:
             Route("/v1/models", self._models, methods=["GET"]),
             Route(self.path, self._post, methods=["POST"]),
         ]
-        handlers: dict[Any, Any] = {HTTPException: _http_error, RequestError: _error}
+        handlers: dict[Any, Any] = {
+            HTTPException: _http_error,
+            RequestError: _error,
+            Exception: _unexpected_error,
+        }
         return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
     async def _health(self, request: Request) -> Response:
@@ -144,6 +148,9 @@ class _Server:
             response = await self.answer(request, loads(await self._body(request)), start)
         except RequestError as error:
             self.metrics.request(self.path, error.status, time.perf_counter() - start)
+            raise
+        except Exception:
+            self.metrics.request(self.path, 500, time.perf_counter() - start)
             raise
         # A stream has only begun: `_events` counts it at its end.
         if not isinstance(response, StreamingResponse):
@@ -169,6 +176,11 @@ async def _error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     headers = {} if error.retry is None else {"Retry-After": str(error.retry)}
     return JSONResponse(error.body(), error.status, headers)
+
+
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    # Starlette raises the error again after this answer, so that the server logs it.
+    return JSONResponse(RequestError(500, "the server has failed.").body(), 500)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -442,28 +454,39 @@ class _MemoryServer(_CallServer):
         x = self._parse_array("vectors", body.get("vectors"), shape, np.float32)
         history = self._parse_history(body.get("history"))
         y, history = await self._call_in_turn(self._answer, x, tokens, history)
+        # JSON has no infinities.
+        if not (np.isfinite(y).all() and np.isfinite(np.asarray(history.values)).all()):
+            raise RequestError(
+                400,
+                "vectors or history.values are so large that the update is not finite in float32; "
+                "send smaller ones.",
+                "vectors",
+            )
         self.metrics.tokens("tokens", len(tokens))
         state = {name: np.asarray(getattr(history, name)).tolist() for name in _STATE}
         state["layout"] = self._layout.digest
         return JSONResponse({"model": self.name, "update": y.tolist(), "history": state})
 
     def _parse_tokens(self, raw: Any) -> np.ndarray:
-        if not isinstance(raw, list) or not 1 <= len(raw) <= self.limits.prompt:
+        is_list = isinstance(raw, list)
+        if not is_list or not 1 <= len(raw) <= self.limits.prompt:
+            what = f"has {len(raw)} ids" if is_list else f"is {format_value(raw)}"
             raise RequestError(
-                400,
-                f"tokens is {format_value(raw)}; expected a list of 1 to {self.limits.prompt} ids.",
-                "tokens",
+                400, f"tokens {what}; expected a list of 1 to {self.limits.prompt} ids.", "tokens"
             )
+        self._check_ids("tokens", raw)
+        return np.asarray(raw, np.int32)
+
+    def _check_ids(self, name: str, ids: list[Any]) -> None:
         n_tokens = self._layout.n_tokens
-        for i, token in enumerate(raw):
+        for i, token in enumerate(ids):
             if type(token) is not int or not -1 <= token < n_tokens:
                 raise RequestError(
                     400,
-                    f"tokens[{i}] is {format_value(token)}; "
+                    f"{name}[{i}] is {format_value(token)}; "
                     f"expected an id from 0 to {n_tokens - 1}, or -1.",
-                    "tokens",
+                    name,
                 )
-        return np.asarray(raw, np.int32)
 
     def _parse_array(self, name: str, raw: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         if not isinstance(raw, list):
@@ -481,6 +504,8 @@ class _MemoryServer(_CallServer):
             raise RequestError(
                 400, f"{name} has numbers that {np.dtype(dtype)} does not hold.", name
             )
+        if np.issubdtype(dtype, np.integer) and (array % 1).any():
+            raise RequestError(400, f"{name} has fractions; expected whole numbers.", name)
         return array.reshape(shape).astype(dtype)
 
     def _parse_history(self, raw: Any) -> Any:
@@ -503,6 +528,7 @@ class _MemoryServer(_CallServer):
             for name in _STATE
             for like in [getattr(self._first, name)]
         }
+        self._check_ids("history.tokens", raw["tokens"])
         return dataclasses.replace(self._first, **parts)
 
     def warm(self) -> None:

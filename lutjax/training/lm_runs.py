@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lutjax.arguments import format_value
 from lutjax.models import GPTConfig, LUTTransformerConfig
 from lutjax.training import lm, meshes, models, presets, reports, runs
 from lutjax.training.errors import CheckpointError
@@ -88,6 +89,29 @@ def _run(record: Record, text: Text) -> Run:
     return Run(record.model, record.training, train, text.validation)
 
 
+def _check_memory_fields(
+    config: GPTConfig | LUTTransformerConfig, fields: Mapping[str, Any]
+) -> None:
+    """Raise ValueError for a given field of memories that would have no effect."""
+    if not isinstance(config, GPTConfig):
+        return
+    for name, value in fields.items():
+        if not name.startswith("memory") or value is None:
+            continue
+        if not config.memory and name != "memory":
+            raise ValueError(
+                f"{name} is {format_value(value)} and memory is off; give --memory, "
+                f"or leave out --{name.replace('_', '-')}."
+            )
+        # The config accepts defaults beside a base, since it cannot tell them from given values.
+        decided = getattr(config, name, value)
+        if config.memory_base is not None and name != "memory_base" and decided != value:
+            raise ValueError(
+                f"{name} is {format_value(value)} and memory_base has {format_value(decided)}; "
+                f"leave out --{name.replace('_', '-')}."
+            )
+
+
 class LanguageModel(Experiment):
     """Experiment with a language model on a text."""
 
@@ -121,6 +145,7 @@ class LanguageModel(Experiment):
         config, training, options = cls.make_configs(
             {**presets.preset(name, preset), **fields}, MODELS[name]
         )
+        _check_memory_fields(config, fields)
         text = load_text(path, context=config.context)
         record = Record(
             model=config,

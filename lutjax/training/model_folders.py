@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lutjax.bundles._layout import CONFIG, Config, is_bundle
+from lutjax.bundles._layout import CONFIG, Config, is_bundle, is_memory
 from lutjax.bundles.errors import BundleError
 from lutjax.files import atomic
 from lutjax.files.messages import in_a_line
@@ -153,6 +153,11 @@ def _config(folder: Path) -> Config:
 
 
 def _kind(folder: Path, config: Config) -> str:
+    if is_memory(folder):
+        raise BundleError(
+            f"{folder} is an imported memory, one layer of a model. Use it by lutjax serve, by "
+            "lutjax train lm --memory-base, or in Python by lutjax.convert.memory_layer."
+        )
     kind = _KINDS.get(config.architecture)
     if config.model is None or kind is None:
         raise BundleError(

@@ -32,6 +32,7 @@ from lutjax.files.atomic import (
     replace_folder as replace_folder,
     write_atomically as write_atomically,
 )
+from lutjax.files.errors import FolderError
 from lutjax.files.messages import in_a_line
 from lutjax.files.strict_json import Fields
 from lutjax.training import checkpoints, hosts
@@ -493,6 +494,8 @@ def read(
         meta.pop(name, None)
     try:
         whole: R = build_fields(record, meta)
+    except FolderError as error:  # of files beside the run, such as an imported memory
+        raise CheckpointError(f"the run in {folder} cannot be read: {in_a_line(error)}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint in {folder} was written by lutjax {in_a_line(version, 40)} "

@@ -51,7 +51,7 @@ def balanced(
     require_key("balanced", key)
     require("balanced", n_inputs=n_inputs, n_gates=n_gates, arity=arity)
     _warn_of_repeats("balanced", n_inputs, arity)
-    return _sample_balanced(key, n_inputs, n_gates, arity)
+    return sample_balanced(key, n_inputs, n_gates, arity)
 
 
 def _warn_of_repeats(where: str, n_inputs: int, arity: int) -> None:
@@ -66,7 +66,7 @@ def _orders(key: Array, n: int, size: int) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _sample_balanced(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
+def sample_balanced(key: Array, n_inputs: int, n_gates: int, arity: int) -> jax.Array:
     # Gates of a block read a random order of the inputs, over and over, a whole number of times. So
     # all inputs are read equally often, and a gate reads different ones if there are enough.
     block = n_inputs // math.gcd(n_inputs, arity)
@@ -166,7 +166,7 @@ def trees(
     require("trees", n_inputs=n_inputs, n_trees=n_trees, depth=depth, arity=arity)
     # The gates of a tree may share inputs, so only the inputs of a gate are compared with `arity`.
     _warn_of_repeats("trees", n_inputs, arity)
-    return _sample_balanced(key, n_inputs, n_trees, arity**depth)
+    return sample_balanced(key, n_inputs, n_trees, arity**depth)
 
 
 def random(

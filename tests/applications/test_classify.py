@@ -376,6 +376,7 @@ TABLE = table_of(30)
         (lambda f: datasets.load(write(f / "a.csv", CSV), target="class", exclude=("jobs",)), "has no column 'jobs', which --exclude names"),
         (lambda f: datasets.load(write(f / "a.csv", CSV), target="class", exclude=("class",)), "--exclude names 'class', the column of labels"),
         (lambda f: datasets.load(write(f / "a.csv", CSV), target="class", encoding="klingon"), "which Python does not know"),
+        (lambda f: datasets.load(write(f / "a.csv", CSV), target="class", encoding="hex"), "which Python does not know"),
         (lambda f: datasets.load(write(f / "a.png", "")), "ends in .png; expected a .npz file, a table"),
         (lambda f: datasets.load(f / "none.csv", target="y"), "none.csv cannot be read: No such file"),
         (lambda f: datasets.load(f / "none"), "none cannot be read"),

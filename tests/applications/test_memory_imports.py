@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cases import slow_except
-from commands import output
+from commands import output, refusal
 from flax import nnx
 from host_memory import run_of, table_of, words_of
 from starlette.testclient import TestClient
@@ -264,6 +264,7 @@ def test_imported_rows_that_do_not_fit(tmp_path, monkeypatch):
             "an imported memory has one table, for one layer",
         ),
         ({"memory_base": str(tmp_path)}, "memory.json cannot be read"),
+        ({"memory_base": "nowhere"}, "memory_base is 'nowhere', which is no folder"),
     ):
         with pytest.raises((ValueError, FolderError), match=message):
             GPTConfig(**{**SIZES, "memory_base": str(bundle), **changes})
@@ -277,6 +278,37 @@ def test_imported_rows_that_do_not_fit(tmp_path, monkeypatch):
     (bundle.parent / "model.safetensors").write_bytes(b"no table")
     with pytest.raises(FolderError, match=r"model\.safetensors"):
         run_of(config)
+
+
+def test_commands_name_damaged_and_moved_memories(tmp_path):
+    bundle = write_memory_of_bytes(tmp_path / "base")
+    path = bundle / "memory.json"
+    record = json.loads(path.read_text())
+    for change in ({"layout": {}}, {"base": {}}, {"layer": "first"}):
+        path.write_text(json.dumps(record | change))
+        assert f"{path} is damaged" in refusal("info", bundle)
+    path.write_text(json.dumps(record | {"class": "Other"}))
+    assert f"{path} is damaged: it has no 'Other'" in refusal("serve", bundle)
+    path.write_text(json.dumps(record))
+    assert "is an imported memory" in refusal("generate", bundle, "--prompt", "a")
+    (tmp_path / "base").rename(tmp_path / "moved")
+    assert f"imported from {tmp_path / 'base'}" in refusal("serve", tmp_path / "moved" / "bundle")
+
+
+def test_fields_of_memories_without_effect(tmp_path):
+    bundle = write_memory_of_bytes(tmp_path / "base")
+    for options, message in (
+        (("--memory-rows", 100), "--memory-rows is 100 and --memory is off"),
+        (
+            ("--memory-base", bundle, "--memory-placement", "device"),
+            "--memory-placement is 'device' and --memory-base has 'host'",
+        ),
+        (
+            ("--memory-base", bundle, "--no-memory"),
+            "--memory is False and --memory-base has True; leave out --memory",
+        ),
+    ):
+        assert message in refusal("train", "lm", "--out", tmp_path / "run", *options)
 
 
 @pytest.mark.parametrize("family", slow_except(CONFIGS, "ple"))
@@ -323,11 +355,24 @@ def test_served_memories(family, tmp_path):
                 f'layout or vocabulary "other", and the memory has {digest}',
             ),
             ({"history": {}}, "send the history of an answer"),
+            (
+                {"history": good["history"] | {"tokens": [99999] * len(good["history"]["tokens"])}},
+                r"history.tokens\[0\] is 99999; expected an id from 0 to",
+            ),
+            (
+                {"history": good["history"] | {"tokens": [0.5] * len(good["history"]["tokens"])}},
+                "history.tokens has fractions",
+            ),
+            ({"tokens": [1] * 9}, "tokens has 9 ids; expected a list of 1 to 8"),
             ({"prompt": "a"}, 'the field "prompt" is unknown'),
         ):
             status, text = ask(**good | change)
             assert status == 400
             assert re.search(message, text), text
+        values = np.asarray(good["history"]["values"])
+        if values.size:  # their convolution overflows
+            large = good["history"] | {"values": np.full(values.shape, 3e38).tolist()}
+            assert "is not finite in float32" in ask(**good | {"history": large})[1]
 
 
 @pytest.mark.slow

@@ -182,6 +182,8 @@ def test_what_need_not_repeat_warns_of_nothing():
         lutjax.sample_anchors(jax.random.key(0), 3, 20, 3)
         lutjax.sample_anchors(jax.random.key(0), 3, 0, 9)
         layers.ProjectionLUT(6, 6, heads=2, tables=4, bits=3, rngs=nnx.Rngs(0))
+        # Sixteen candidates for two inputs of a gate, which select one each.
+        layers.LogicGates(3, 2, wiring="learnable", rngs=nnx.Rngs(0))
         anchors = np.array([[[0, 1], [1, 0]]] * 2)  # given ones are meant
         layers.LUT(2, 8, n_detectors=2, n_anchors=2, anchors=anchors, rngs=nnx.Rngs(0))
         wiring.trees(jax.random.key(0), n_inputs=3, n_trees=3, depth=3)

@@ -154,10 +154,12 @@ def strings(cells: Iterable[Any]) -> Cells:
 
 def _csv(path: Path, encoding: str | None = None) -> tuple[list[str], list[Cells]]:
     try:
-        codecs.lookup(encoding or "utf-8")
-    except LookupError:
+        # Unlike `codecs.lookup`, it refuses codecs of bytes, such as hex.
+        io.TextIOWrapper(io.BytesIO(), encoding=encoding or "utf-8")
+    except (LookupError, ValueError):  # ValueError: a null character
         raise SamplesError(
-            f"--encoding is {encoding!r}, which Python does not know; an example is latin-1."
+            f"--encoding is {encoding!r}, which Python does not know as an encoding of text; "
+            "an example is latin-1."
         ) from None
     suffix = (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
     head = b""
