@@ -424,13 +424,15 @@ def test_updates_lower_in_place():
         return lutjax.update_table(weights, gradients["weights"], 0.5, implementation="triton")[0]
 
     lowered = _ahead_of_time.lower(step, weights, d, platform="cuda", device_kind=H200.kind)
-    (call,) = (
-        line for line in lowered.mlir_module().splitlines() if "output_operand_aliases = [#" in line
-    )
+    module = lowered.mlir_module()
+    (call,) = (line for line in module.splitlines() if "output_operand_aliases = [#" in line)
     # The target that CUDA graphs record, whatever version of jax-triton.
     operands = re.search(r"@triton_kernel_call_ffi\(([^)]*)\)", call).group(1).split(", ")
     table = re.search(r"output_tuple_indices = \[0\], operand_index = (\d+)", call).group(1)
-    assert operands[int(table)] == "%arg0"
+    # The launch puts barriers, which copy nothing, around what changes in place.
+    barriers = re.findall(r"(%\d+) = stablehlo\.optimization_barrier (%\w+) ", module)
+    operand = operands[int(table)]
+    assert dict(barriers).get(operand, operand) == "%arg0"
 
 
 @pytest.mark.parametrize("op", ["lookup", "bilinear_gates"])
