@@ -97,6 +97,7 @@ def _explain_os_error(error: OSError, training: bool) -> str | None:
     advice = {
         errno.ENOSPC: full,
         errno.EDQUOT: full,
+        errno.EFBIG: full.replace("Free some space", "Raise the limit of file sizes (ulimit -f)"),
         errno.EROFS: " Choose a writable folder.",
         errno.EACCES: " Choose a readable and writable folder.",
     }.get(error.errno, "")

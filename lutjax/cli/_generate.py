@@ -177,7 +177,10 @@ def _prompts(texts: Sequence[str], file: Path | None) -> list[bytes]:
         raise click.UsageError("give --prompt or --prompt-file, not both.")
     if texts:
         starts, hint = [text.encode(errors="surrogateescape") for text in texts], "--prompt"
-    elif file is None and sys.stdin.isatty():
+    # A shell closes the standard input with <&-.
+    elif (file is None and (sys.stdin is None or sys.stdin.isatty())) or (
+        sys.stdin is None and str(file) == "-"
+    ):
         raise click.UsageError(
             "give a text to continue: --prompt, --prompt-file, or the standard input."
         )

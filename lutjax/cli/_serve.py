@@ -1,5 +1,6 @@
 """``lutjax serve``: a model over HTTP."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def serve(
     with require_optional("lutjax serve"):
         import uvicorn
 
-    # After the check for uvicorn: reading a model takes seconds.
+    _check_address(host, port)
+    # After these checks: reading a model takes seconds.
     try:
         model: Any = memory_layer(folder) if is_memory(folder) else _run.model(folder)
         app = application(model, model_name or folder.resolve().name, Limits(**limits))
@@ -83,3 +85,18 @@ def serve(
     except ValueError as error:
         raise FolderError(f"{folder}: {error}") from error
     uvicorn.run(app, host=host, port=port, log_level="info", timeout_graceful_shutdown=grace)
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise ClickException if the server cannot listen on an address."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that is no host name
+        why = getattr(error, "strerror", None) or error
+        raise click.ClickException(
+            f"--host {host} --port {port} cannot be listened on: {why}. "
+            "Choose another --port or --host."
+        ) from error

@@ -148,7 +148,9 @@ class Form:
         """Convert labels to class indices, int32 ``[N]``, or regression values, float32 ``[N]``."""
         if self.regression:
             return columns.targets(columns.strings(labels), name="the samples")
-        return columns.label_numbers(columns.strings(labels), self.classes, name="the samples")
+        return columns.label_numbers(
+            columns.strings(labels), self.classes, name="the column of labels"
+        )
 
 
 def _table(raw: Any, names: Sequence[str], name: str) -> Table:

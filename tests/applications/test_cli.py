@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import shutil
+import socket
 import sys
 import typing
 from pathlib import Path
@@ -155,6 +156,23 @@ def test_a_wrong_run_is_refused_before_the_prompt_is_read(lm_run, tmp_path, monk
         assert result.output.count("\n") == 1
     monkeypatch.undo()
     assert "Invalid value for the standard input: it is empty" in refusal("generate", lm_run.out)
+
+
+def test_a_closed_standard_input(monkeypatch):
+    monkeypatch.setattr(_generate.sys, "stdin", None)
+    for file in (None, Path("-")):
+        with pytest.raises(click.UsageError, match="give a text to continue"):
+            _generate._prompts([], file)
+
+
+def test_an_address_in_use(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = refusal("serve", tmp_path, "--port", port)
+    assert (
+        f"--host 127.0.0.1 --port {port} cannot be listened on: Address already in use" in message
+    )
+    assert "--host a..b" in refusal("serve", tmp_path, "--host", "a..b")
 
 
 @pytest.mark.parametrize(
@@ -314,6 +332,7 @@ def test_bad_input_of_generate(words, message, tmp_path):
         (OverflowError("Python integer 1000000000000 out of bounds for int32"), "a size is too large: Python integer 1000000000000 out of bounds for int32. Choose smaller"),
         (MemoryError("Unable to allocate 4 TiB"), "this machine is out of memory. Checkpoints are intact"),
         (OSError(errno.ENOSPC, "No space left on device", "x/16"), "No space left on device (x/16). Free some space"),
+        (OSError(errno.EFBIG, "File too large"), "File too large. Raise the limit of file sizes (ulimit -f)"),
         (OSError(errno.EROFS, "Read-only file system", "x"), "Read-only file system (x). Choose a writable folder"),
     ],
 )  # fmt: skip
