@@ -220,8 +220,10 @@ class Spec:
             dtype = getattr(self, name)
             if dtype is None and name == "dtype":
                 continue
+            is_array = isinstance(dtype, jax.Array | np.ndarray | np.generic)
             try:
-                known = jnp.dtype(dtype).name
+                # NumPy would take the dtype from an array, and JAX hash it.
+                known = format_value(dtype) if is_array else jnp.dtype(dtype).name
             except TypeError:
                 known = format_value(dtype)
             if known not in FLOATS:

@@ -41,6 +41,7 @@ def global_norm(gradients: Any) -> jax.Array:
         if is_factored(g):
             squares.append(squared_norm(g))
         else:
+            g = jnp.asarray(g)  # Python numbers have no dtype
             squares.append(jnp.sum(jnp.square(jnp.abs(g).astype(accumulator(g.dtype)))))
     dtype = accumulator(jnp.dtype("float32"), *(s.dtype for s in squares))
     return jnp.sqrt(sum((s.astype(dtype) for s in squares), jnp.zeros((), dtype)))

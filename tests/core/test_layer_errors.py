@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from layer_libraries import Case, assert_refused, nnx_layer
 
 from lutjax import FixedPoint, reads, wiring
@@ -215,3 +216,9 @@ def test_complex_numbers_are_refused(layer):
 def test_a_key_for_a_size():
     with pytest.raises(TypeError, match=r"GroupSum: k is key<fry>\[\]; expected a whole number"):
         nnx_layers.GroupSum(jax.random.key(0))
+
+
+@pytest.mark.parametrize("name", ["dtype", "param_dtype"])
+def test_an_array_for_a_dtype(name):
+    with pytest.raises(ValueError, match=rf"LUT: {name} is float32\[2\]; expected one of"):
+        nnx_layers.LUT(2, 4, n_detectors=1, n_anchors=1, **{name: jnp.ones(2)}, rngs=nnx.Rngs(0))

@@ -302,3 +302,7 @@ def test_rules_need_neither_optax_nor_flax():
     assert result.stdout.startswith(
         "lutjax.optim.Optimizer needs optax, which is not installed: pip install"
     )
+
+
+def test_global_norm_of_numbers():
+    assert optim.global_norm({"a": 3.0, "b": np.float32(4)}) == 5
