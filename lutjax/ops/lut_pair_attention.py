@@ -225,6 +225,8 @@ def lut_pair_attention(
     _checks.anchors(op, anchors)
     n_detectors, n_pairs, _ = anchors.shape
     _checks.table(op, weights, n_detectors, n_pairs, "anchors")
+    if positions is not None:
+        _checks.positions(op, positions, n_detectors)
     n_position_bits = 0 if positions is None else positions.shape[-1]
     rule = "detectors need inputs or position bits to compare"
     _checks.require(n_inputs + n_position_bits > 0 or not anchors.size, op, "x", x, rule)
@@ -245,7 +247,6 @@ def lut_pair_attention(
         op, block_mask, block_sizes, n_queries, n_keys, sequence_axis
     )
     if positions is not None:
-        _checks.positions(op, positions, n_detectors)
         if positions.shape[-1]:
             _checks.capacity(op, positions, n_all, n_keys, window, query_start, key_start)
             positions = _checks.some_distance(positions)

@@ -175,6 +175,9 @@ BAD = {
     "causal is an array": (
         lambda: lutjax.lut_attention(X, jnp.ones((2, 16, 4)), ANCHORS, causal=X > 0),
         TypeError, r"lookup_attention: causal is bool\[.*\]; expected True or False"),
+    "positions of a pair as a list": (
+        lambda: lutjax.lut_pair_attention(X, jnp.ones((2, 4, 4)), ANCHORS, [1, 2]),
+        TypeError, r"lut_pair_attention: positions is list \[1, 2\]; expected a JAX or numpy array"),
     "interleave is an array": (
         lambda: lutjax.lut_pair_attention(X, jnp.ones((2, 4, 4)), ANCHORS, interleave=X > 0),
         TypeError, r"lut_pair_attention: interleave is bool\[.*\]; expected True or False"),
