@@ -940,7 +940,9 @@ def _normal_part(data: Any, high: Any, low: Any, count: int, deviation: float) -
     unit = unit - np.float32(1)
     least = np.nextafter(np.float32(-1), np.float32(0))
     uniform = jnp.maximum(least, unit * (np.float32(1) - least) + least)
-    drawn: jax.Array = np.float32(np.sqrt(2)) * jax.lax.erf_inv(uniform) * jnp.float32(deviation)
+    # One factor, as JAX 0.12 multiplies; earlier versions do when XLA has folded their constants.
+    scale = np.float32(np.sqrt(2)) * np.float32(deviation)
+    drawn: jax.Array = scale * jax.lax.erf_inv(uniform)
     return drawn
 
 
