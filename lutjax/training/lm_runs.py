@@ -95,10 +95,11 @@ def _check_memory_fields(
     """Raise ValueError for a given field of memories that would have no effect."""
     if not isinstance(config, GPTConfig):
         return
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for name, value in fields.items():
         if not name.startswith("memory") or value is None:
             continue
-        if not config.memory and name != "memory":
+        if not config.memory and getattr(config, name) != defaults[name]:
             raise ValueError(
                 f"{name} is {format_value(value)} and memory is off; give --memory, "
                 f"or leave out --{name.replace('_', '-')}."

@@ -215,7 +215,7 @@ def test_kills_wherever_processes_meet(text, whole, tmp_path, compilation_cache_
         assert result[i][0] in (0, -signal.SIGKILL)
         status, shown = result[1 - i]
         if status:  # of JAX, where the first process is lost
-            assert re.search("another process of this run has ended|another task died", shown)
+            assert re.search("another process of this run ended|another task died", shown)
     train(text, tmp_path, cache=compilation_cache_directory)
     check_same(tmp_path, whole)
     assert not list(tmp_path.glob("checkpoints/.*"))
