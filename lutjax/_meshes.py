@@ -72,21 +72,16 @@ def rows(table: Array, ids: Array) -> jax.Array:
     return result
 
 
-def reshape_unsharded(a: Array, lead: int, *shape: int) -> jax.Array:
-    """Reshape the axes after the first `lead`, unsharded on an explicit mesh."""
-    reshape = shard_by_compiler(
-        lambda a: a.reshape(*a.shape[:lead], *shape),
-        lambda a: jax.sharding.PartitionSpec(*spec_of(a)[:lead]),
-    )
-    result: jax.Array = reshape(a)
-    return result
+def reshape_unsharded(a: Array, start: int, *shape: int, stop: int | None = None) -> jax.Array:
+    """Reshape the axes from `start` to `stop`, by default all; unsharded on an explicit mesh.
 
-
-def reshape_leading(a: Array, lead: int, *shape: int) -> jax.Array:
-    """Reshape the first `lead` axes, then unsharded on an explicit mesh."""
+    JAX does not decide the sharding of axes that are merged or divided.
+    """
+    n = a.ndim if stop is None else stop
+    whole = (None,) * len(shape)
     reshape = shard_by_compiler(
-        lambda a: a.reshape(*shape, *a.shape[lead:]),
-        lambda a: jax.sharding.PartitionSpec(*[None] * len(shape), *spec_of(a)[lead:]),
+        lambda a: a.reshape(*a.shape[:start], *shape, *a.shape[n:]),
+        lambda a: jax.sharding.PartitionSpec(*spec_of(a)[:start], *whole, *spec_of(a)[n:]),
     )
     result: jax.Array = reshape(a)
     return result

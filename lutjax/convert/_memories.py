@@ -187,9 +187,8 @@ def convert_memory(
     return record
 
 
-_RECORD_FIELDS: dict[str, Any] = {
+_RECORD_FIELDS: dict[str, type] = {
     "family": str,
-    "layer": int | None,
     "class": str,
     "arguments": dict,
     "codec": str,
@@ -198,7 +197,7 @@ _RECORD_FIELDS: dict[str, Any] = {
     "base": dict,
     "layout": dict,
 }
-"""Fields of ``memory.json``, and their types."""
+"""Fields of ``memory.json``, and their types; `layer` is an integer or null."""
 
 
 def read_record(model: str | os.PathLike[str]) -> dict[str, Any]:
@@ -209,14 +208,12 @@ def read_record(model: str | os.PathLike[str]) -> dict[str, Any]:
             f"{path} cannot be read: there is no such file. Give a folder from lutjax import."
         )
     record = _read_json(path)
-    for name, kinds in _RECORD_FIELDS.items():
-        if name not in record:
-            raise ConversionError(f"{path} has no {name}.")
-        if not isinstance(record[name], kinds):
-            raise ConversionError(
-                f"{path} is damaged: {name} is {strict_json.format_value(record[name])}. "
-                "Import the memory again."
-            )
+    fields = strict_json.Fields("the record")
+    with _damaged_record(model):
+        for name, kind in _RECORD_FIELDS.items():
+            fields.field(record, name, kind)
+        if fields.field(record, "layer", object) is not None:
+            fields.field(record, "layer", int)
     return record
 
 

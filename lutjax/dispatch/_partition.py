@@ -295,7 +295,7 @@ def run_shard(
     if getattr(call, "groups", 1) == 1:
         outputs = run(call, *others)
         return jax.lax.psum(outputs, over) if sums_outputs else outputs
-    own = _OwnGroups.of_device(call, over)
+    own = _OwnGroups.find(call, over)
     local = own.take_call(call)
     if direction == "forward":
         outputs = run(local)
@@ -335,7 +335,7 @@ class _OwnGroups:
         return found
 
     @classmethod
-    def of_device(cls, call: Call, over: tuple[str, ...]) -> "_OwnGroups":
+    def find(cls, call: Call, over: tuple[str, ...]) -> "_OwnGroups":
         n_detectors = next(
             leaf.shape[call.letters()[name].index("t")]
             for name, array in zip(call.arrays(), call.values(), strict=True)

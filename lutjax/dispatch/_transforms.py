@@ -96,13 +96,13 @@ def apply(call: Call, *, implementation: Implementation = None, feature_axis: in
     else:
         y = _run_kernels(call, plan, feature_axis)
     if collected is not None:
-        shapes = _outline(shapes_of_kernel(call, feature_axis))
+        shapes = _shapes_of(shapes_of_kernel(call, feature_axis))
         made = Made(shapes, folded_output(shapes, y), given=call, devices=on)
         kernel_registry.note(place, made, others)
     return y
 
 
-def _outline(arrays: Any) -> Any:
+def _shapes_of(arrays: Any) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), arrays)
 
 
@@ -161,10 +161,10 @@ def run_update(
         traced=any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((call, cotangent, step)))
     )
     asked = kernel_registry.requested(call.op, implementation)
-    shapes = _outline(shapes_of_kernel(call, -1))
+    shapes = _shapes_of(shapes_of_kernel(call, -1))
     of_cotangent = folded_output(shapes, cotangent)
     devices = devices_of(jax.tree.leaves((call, cotangent, step)))
-    choice = choose(shapes, names_of(asked), "update", devices, of_cotangent, _outline(step))
+    choice = choose(shapes, names_of(asked), "update", devices, of_cotangent, _shapes_of(step))
     if (collected := kernel_registry.collected()) is not None:
         kernel_registry.note(len(collected), Made(shapes, of_cotangent, step.rule, call))
     launches = asked.launches if isinstance(asked, Launched) else None

@@ -98,7 +98,7 @@ class Places:
           Position rows ``[..., height, 1]`` and columns ``[..., 1, width]``; -1 for none.
         """
 
-        def along(axis: int, offset: jax.Array) -> jax.Array:
+        def positions_along(axis: int, offset: jax.Array) -> jax.Array:
             size, stride, n = self.image[axis], self.stride[axis], self.counts[axis]
             pixels = jnp.arange(size, dtype=jnp.int32).reshape(*(1,) * offset.ndim, size)
             # Distance of a pixel from the first pixel that this part of a window reads.
@@ -107,7 +107,7 @@ class Places:
             exists = (distance % stride == 0) & (position >= 0) & (position < n)
             return jnp.where(exists, position, -1)
 
-        return along(0, row)[..., :, None], along(1, column)[..., None, :]
+        return positions_along(0, row)[..., :, None], positions_along(1, column)[..., None, :]
 
 
 def in_levels(
@@ -218,9 +218,9 @@ def _level_by_level(call: "LogicTrees", *, implementation: Implementation) -> ja
             x, own, wires, readers=readers, feature_axis=0, implementation=implementation
         )
 
-    # JAX does not say how merged or divided axes would be sharded, so these are not.
-    x = _meshes.reshape_leading(call.x.astype(dtype), 1, call.n_channels, *call.places.image)
-    wires = _meshes.reshape_leading(call.leaves, 2, n_trees * n_leaves // 2, 2)
+    image = (call.n_channels, *call.places.image)
+    x = _meshes.reshape_unsharded(call.x.astype(dtype), 0, *image, stop=1)
+    wires = _meshes.reshape_unsharded(call.leaves, 0, n_trees * n_leaves // 2, 2)
     n_nodes = [n_trees * n for n in of_tree]
     y = max_pool_groups(call.places, in_levels(call.places, x, wires, call.readers, n_nodes, level))
     return y.astype(call.x.dtype).reshape(n_trees, call.n_groups, *batch)

@@ -143,18 +143,18 @@ class _Server:
         return JSONResponse({"object": "list", "data": [about]})
 
     async def _post(self, request: Request) -> Response:
-        start = time.perf_counter()
+        start, response = time.perf_counter(), None
+        status = 500  # for what no one expected, see `_unexpected_error`
         try:
             response = await self.answer(request, loads(await self._body(request)), start)
+            status = response.status_code
         except RequestError as error:
-            self.metrics.request(self.path, error.status, time.perf_counter() - start)
+            status = error.status
             raise
-        except Exception:
-            self.metrics.request(self.path, 500, time.perf_counter() - start)
-            raise
-        # A stream has only begun: `_events` counts it at its end.
-        if not isinstance(response, StreamingResponse):
-            self.metrics.request(self.path, response.status_code, time.perf_counter() - start)
+        finally:
+            # A stream has only begun: `_events` counts it at its end.
+            if not isinstance(response, StreamingResponse):
+                self.metrics.request(self.path, status, time.perf_counter() - start)
         return response
 
     async def _body(self, request: Request) -> bytes:

@@ -51,9 +51,11 @@ def cross_validate(
     def count_correct(state: State, x: Array, y: Array) -> Array:
         return (run.hard_classes(state, x) == y).sum()
 
+    sample_state = jax.jit(run.sample_state)  # compiled once for all folds
+
     def validate(cost: float, fold: int) -> int:
         held_out, others = np.split(np.roll(order, -fold * size), [size])
-        state = jax.jit(run.sample_state)(jax.random.key(training.seed))
+        state = sample_state(jax.random.key(training.seed))
         for first in range(0, training.steps, _AT_ONCE):
             last = min(first + _AT_ONCE, training.steps)
             # Python handles a Ctrl-C only between programs.
